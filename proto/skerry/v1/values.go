@@ -1,0 +1,57 @@
+// Package skerryv1 is the API: generated messages and, in this file, the words
+// that their string fields take.
+package skerryv1
+
+// States of an execution.
+const (
+	StateQueued    = "queued"
+	StateRunning   = "running"
+	StateCompleted = "completed"
+	StateFailed    = "failed"
+	StateCancelled = "cancelled"
+	StateUnknown   = "unknown"
+)
+
+// Kinds of a verdict.
+const (
+	VerdictExited        = "exited"
+	VerdictSignaled      = "signaled"
+	VerdictTimedOut      = "timed_out"
+	VerdictCancelled     = "cancelled"
+	VerdictOOMKilled     = "oom_killed"
+	VerdictQuotaExceeded = "quota_exceeded"
+	VerdictStartFailed   = "start_failed"
+	VerdictLost          = "lost"
+)
+
+// States of a workspace and of a runner.
+const (
+	WorkspaceReady       = "ready"
+	WorkspaceNeedsRepair = "needs_repair"
+	RunnerUp             = "up"
+	RunnerDown           = "down"
+)
+
+// Roles of a token.
+const (
+	RoleAgent  = "agent"
+	RoleAdmin  = "admin"
+	RoleRunner = "runner"
+)
+
+// Headers that a coordinator sets on calls that it routes to a runner.
+const (
+	HeaderAgent     = "Skerry-Agent"
+	HeaderWorkspace = "Skerry-Workspace"
+	HeaderEpoch     = "Skerry-Epoch"
+)
+
+// Terminal reports whether an execution in this state has ended. An unknown
+// one counts as ended, though it may still resolve to the truth.
+func Terminal(state string) bool {
+	switch state {
+	case StateCompleted, StateFailed, StateCancelled, StateUnknown:
+		return true
+	}
+	return false
+}
