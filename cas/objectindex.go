@@ -1,0 +1,127 @@
+package cas
+
+import (
+	"errors"
+	"sync"
+)
+
+// objectIndex answers where an object is: the open pack's part lives in
+// memory, the sealed packs' parts are mapped runs.
+type objectIndex struct {
+	mu   sync.RWMutex
+	open map[Digest]loc
+	runs []*indexRun // the newest last
+}
+
+func newObjectIndex() *objectIndex { return &objectIndex{open: make(map[Digest]loc)} }
+
+func (x *objectIndex) find(d Digest) (loc, bool) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if l, ok := x.open[d]; ok {
+		return l, true
+	}
+	for i := len(x.runs) - 1; i >= 0; i-- {
+		if l, ok := x.runs[i].find(d); ok {
+			return l, true
+		}
+	}
+	return loc{}, false
+}
+
+func (x *objectIndex) has(d Digest) bool {
+	_, ok := x.find(d)
+	return ok
+}
+
+func (x *objectIndex) add(d Digest, l loc) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.open[d] = l
+}
+
+// openEntries copies the open pack's part.
+func (x *objectIndex) openEntries() []indexEntry {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	entries := make([]indexEntry, 0, len(x.open))
+	for d, l := range x.open {
+		entries = append(entries, indexEntry{digest: d, loc: l})
+	}
+	return entries
+}
+
+// seal replaces the open pack's part by its run.
+func (x *objectIndex) seal(run *indexRun) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.runs = append(x.runs, run)
+	x.open = make(map[Digest]loc)
+}
+
+// replace puts other runs in the place of all present ones, which are closed.
+func (x *objectIndex) replace(runs []*indexRun) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	old := x.runs
+	x.runs = runs
+	return closeRuns(old)
+}
+
+// covers reports whether some run indexes pack seq.
+func (x *objectIndex) covers(seq uint64) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for _, r := range x.runs {
+		if r.first <= seq && seq <= r.last {
+			return true
+		}
+	}
+	return false
+}
+
+// count is the number of indexed records; an object in two packs counts twice.
+func (x *objectIndex) count() int {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	n := len(x.open)
+	for _, r := range x.runs {
+		n += r.count
+	}
+	return n
+}
+
+// digestAt searches for the object whose record starts at off; it is slow.
+func (x *objectIndex) digestAt(pack uint64, off int64) Digest {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for d, l := range x.open {
+		if l.pack == pack && l.off == off {
+			return d
+		}
+	}
+	for _, r := range x.runs {
+		for i := range r.count {
+			if e := r.entry(i); e.loc.pack == pack && e.loc.off == off {
+				return e.digest
+			}
+		}
+	}
+	return Digest{}
+}
+
+func (x *objectIndex) close() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	runs := x.runs
+	x.runs, x.open = nil, make(map[Digest]loc)
+	return closeRuns(runs)
+}
+
+func closeRuns(runs []*indexRun) error {
+	var errs []error
+	for _, r := range runs {
+		errs = append(errs, r.close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,288 @@
+package cas
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// statCaches keeps, for each cache key, the tree as the last snapshot saw it.
+// A cache is an aid: when it is missing or damaged, files are read again. The
+// copies on disk are written behind the snapshots' backs, and at Close.
+type statCaches struct {
+	store *Store
+	stop  chan struct{}
+	wg    sync.WaitGroup
+
+	mu    sync.Mutex
+	byKey map[string]*cachedTree
+	nodes int64 // in all of them
+	tick  uint64
+}
+
+type cachedTree struct {
+	root  *dirNode
+	dirty bool
+	used  uint64 // tick of the last use
+}
+
+func newStatCaches(s *Store) *statCaches {
+	c := &statCaches{store: s, stop: make(chan struct{}), byKey: make(map[string]*cachedTree)}
+	c.wg.Go(c.flushLoop)
+	return c
+}
+
+func (c *statCaches) flushLoop() {
+	t := time.NewTicker(c.store.cfg.StatCacheFlush)
+	defer t.Stop()
+	for {
+		select {
+		case <-c.stop:
+			return
+		case <-t.C:
+			c.flush()
+		}
+	}
+}
+
+func (c *statCaches) close() {
+	close(c.stop)
+	c.wg.Wait()
+	c.flush()
+}
+
+// load returns the tree kept for key, or nil. A tree whose root is not in the
+// store is of no use: what it names may have been lost with the end of a pack.
+func (c *statCaches) load(key string) *dirNode {
+	c.mu.Lock()
+	t := c.byKey[key]
+	if t != nil {
+		c.tick++
+		t.used = c.tick
+	}
+	c.mu.Unlock()
+	if t == nil {
+		root, err := readStatCache(c.path(key), c.store.format.uuid, key)
+		if err != nil {
+			if !errors.Is(err, os.ErrNotExist) {
+				c.store.log.Debug("stat cache ignored", "key", key, "error", err)
+			}
+			return nil
+		}
+		c.keep(key, root, false)
+		t = &cachedTree{root: root}
+	}
+	if !c.store.index.has(t.root.digest) {
+		return nil
+	}
+	return t.root
+}
+
+// keep puts root in the place of key's tree. A dirty one is to be written.
+func (c *statCaches) keep(key string, root *dirNode, dirty bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old := c.byKey[key]; old != nil {
+		c.nodes -= old.root.totals.nodes
+	}
+	c.tick++
+	c.byKey[key] = &cachedTree{root: root, dirty: dirty, used: c.tick}
+	c.nodes += root.totals.nodes
+	for c.nodes > c.store.cfg.StatCacheEntries && len(c.byKey) > 1 {
+		c.evictOldest()
+	}
+}
+
+// evictOldest forgets the tree used longest ago. One that is not on disk yet
+// is lost; the next snapshot of it reads its files again.
+func (c *statCaches) evictOldest() {
+	var oldest string
+	for key, t := range c.byKey {
+		if oldest == "" || t.used < c.byKey[oldest].used {
+			oldest = key
+		}
+	}
+	c.nodes -= c.byKey[oldest].root.totals.nodes
+	delete(c.byKey, oldest)
+}
+
+// flush writes the trees that changed.
+func (c *statCaches) flush() {
+	c.mu.Lock()
+	dirty := make(map[string]*dirNode)
+	for key, t := range c.byKey {
+		if t.dirty {
+			dirty[key] = t.root
+			t.dirty = false
+		}
+	}
+	c.mu.Unlock()
+	for key, root := range dirty {
+		if err := writeStatCache(c.path(key), c.store.format.uuid, key, root); err != nil {
+			c.store.log.Warn("stat cache not written", "key", key, "error", err)
+		}
+	}
+}
+
+// drop forgets the tree of key, in memory and on disk.
+func (c *statCaches) drop(key string) error {
+	c.mu.Lock()
+	if t := c.byKey[key]; t != nil {
+		c.nodes -= t.root.totals.nodes
+		delete(c.byKey, key)
+	}
+	c.mu.Unlock()
+	if err := os.Remove(c.path(key)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (c *statCaches) path(key string) string {
+	return filepath.Join(c.store.statCacheDir(), DigestOf([]byte(key)).Hex()[:32])
+}
+
+// writeStatCache replaces the file in one step but does not wait for the disk.
+func writeStatCache(path string, uuid [16]byte, key string, root *dirNode) (err error) {
+	b := encodeStatCache(uuid, key, root)
+	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+func readStatCache(path string, uuid [16]byte, key string) (*dirNode, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return decodeStatCache(b, uuid, key)
+}
+
+const statCacheVersion = 1
+
+func encodeStatCache(uuid [16]byte, key string, root *dirNode) []byte {
+	e := &encoder{b: make([]byte, 0, 256+160*root.totals.nodes)}
+	e.b = append(e.b, 'S', 'K', 'S', statCacheVersion)
+	e.b = append(e.b, uuid[:]...)
+	e.str(key)
+	e.dirNode(root)
+	return binary.LittleEndian.AppendUint32(e.b, crc32.Checksum(e.b, castagnoli))
+}
+
+func decodeStatCache(b []byte, uuid [16]byte, key string) (*dirNode, error) {
+	if len(b) < 4 || crc32.Checksum(b[:len(b)-4], castagnoli) != binary.LittleEndian.Uint32(b[len(b)-4:]) {
+		return nil, fmt.Errorf("stat cache checksum: %w", ErrCorrupt)
+	}
+	d := &decoder{b: b[:len(b)-4]}
+	d.magic('S', statCacheVersion, "stat cache")
+	if got := d.take(16, "uuid"); d.err == nil && [16]byte(got) != uuid {
+		return nil, fmt.Errorf("stat cache of another store: %w", ErrInvalid)
+	}
+	if got := d.str(1<<20, "key"); d.err == nil && got != key {
+		return nil, fmt.Errorf("stat cache of key %.100q: %w", got, ErrInvalid)
+	}
+	root := d.dirNode(0)
+	return root, d.end("stat cache")
+}
+
+func (e *encoder) statID(id *statID) {
+	e.uvarint(id.dev)
+	e.uvarint(id.ino)
+	e.varint(id.size)
+	e.stamp(id.mtime)
+	e.stamp(id.ctime)
+	e.uvarint(uint64(id.mode))
+	e.uvarint(uint64(id.nlink))
+}
+
+func (d *decoder) statID() statID {
+	return statID{dev: d.uvarint("dev"), ino: d.uvarint("ino"), size: d.varint("size"),
+		mtime: d.stamp("mtime"), ctime: d.stamp("ctime"),
+		mode: uint32(d.upTo(1<<32-1, "mode")), nlink: uint32(d.upTo(1<<32-1, "nlink"))}
+}
+
+func (e *encoder) flag(v bool) {
+	if v {
+		e.u8(1)
+	} else {
+		e.u8(0)
+	}
+}
+
+func (e *encoder) dirNode(n *dirNode) {
+	e.statID(&n.id)
+	e.flag(n.racy)
+	e.digest(n.digest)
+	e.uvarint(uint64(len(n.entries)))
+	for i := range n.entries {
+		e.node(&n.entries[i])
+	}
+}
+
+func (e *encoder) node(n *node) {
+	e.str(n.name)
+	e.statID(&n.id)
+	e.flag(n.racy)
+	e.u8(byte(n.skip))
+	switch {
+	case n.skip != 0:
+	case n.dir != nil:
+		e.dirNode(n.dir)
+	case n.id.isSymlink():
+		e.str(n.target)
+	default:
+		x := n.entry()
+		x.encodeFile(e)
+	}
+}
+
+func (d *decoder) dirNode(depth int) *dirNode {
+	n := &dirNode{id: d.statID(), racy: d.u8("racy") != 0, digest: d.digest("digest")}
+	if depth > maxDepth {
+		d.fail("depth")
+	}
+	count := d.count(10, "entries")
+	n.entries = make([]node, 0, min(count, 4096))
+	for i := 0; i < count && d.err == nil; i++ {
+		n.entries = append(n.entries, d.node(depth))
+		last := &n.entries[len(n.entries)-1]
+		n.totals.count(last)
+		if last.dir != nil {
+			n.totals.add(&last.dir.totals)
+		}
+	}
+	return n
+}
+
+func (d *decoder) node(depth int) node {
+	n := node{name: d.str(maxName, "name"), id: d.statID(), racy: d.u8("racy") != 0, skip: SkipReason(d.u8("skip"))}
+	switch {
+	case n.skip != 0:
+	case n.id.isDir():
+		n.dir = d.dirNode(depth + 1)
+	case n.id.isSymlink():
+		n.target = d.str(maxTarget, "target")
+	default:
+		var x Entry
+		decodeFile(d, &x)
+		n.digest, n.group = x.Digest, x.LinkGroup
+		if !x.Chunks.IsZero() || x.Sparse || x.Unstable {
+			n.file = &fileExtra{chunks: x.Chunks, sparse: x.Sparse, extents: x.Extents, unstable: x.Unstable}
+		}
+	}
+	return n
+}

@@ -1,0 +1,234 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// VerifyOptions says how much to check.
+type VerifyOptions struct {
+	// Reachable also follows every head through its history and trees and
+	// names what is missing or unreadable, and why it is needed. Without it
+	// only the records in the packs are checked.
+	Reachable bool
+}
+
+// Damage is a record that does not hold what it should.
+type Damage struct {
+	Digest Digest // zero when the record's header is damaged and no index knows it
+	Pack   uint64
+	Offset int64
+	Reason string
+}
+
+// Missing is an object that a head needs and that cannot be read.
+type Missing struct {
+	Digest Digest
+	Head   string
+	Commit Digest
+	Path   string // of the entry that needs it; "" for the commit or the root
+	Reason string
+}
+
+// VerifyReport says what Verify found.
+type VerifyReport struct {
+	Packs, Records int64
+	Bytes          int64 // of content, uncompressed
+	Damaged        []Damage
+	Missing        []Missing
+	Unindexed      int64 // good records that no index knows; Rebuild cures it
+	Heads, Commits int64
+	Reached        int64 // different objects that heads need
+}
+
+// OK reports whether nothing is wrong.
+func (r *VerifyReport) OK() bool {
+	return len(r.Damaged) == 0 && len(r.Missing) == 0 && r.Unindexed == 0
+}
+
+// Verify reads the whole store, checks each record's checksums and digest,
+// and goes on after damage. The error is for what keeps it from going on;
+// damage is in the report.
+func (s *Store) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, error) {
+	release, err := s.enter(ctx)
+	if err != nil {
+		return VerifyReport{}, err
+	}
+	defer release()
+	v := &verifier{ctx: ctx, store: s, seen: make(map[Digest]bool), bad: make(map[Digest]string)}
+	if err := v.records(); err != nil {
+		return v.report, fmt.Errorf("verify records: %w", err)
+	}
+	if o.Reachable {
+		if err := v.heads(); err != nil {
+			return v.report, fmt.Errorf("verify heads: %w", err)
+		}
+	}
+	return v.report, nil
+}
+
+type verifier struct {
+	ctx    context.Context //nolint:containedctx // lives as long as the call
+	store  *Store
+	report VerifyReport
+	seen   map[Digest]bool   // objects that were followed
+	bad    map[Digest]string // objects with a damaged record, and its damage
+
+	head   string
+	commit Digest
+}
+
+func (v *verifier) records() error {
+	return v.store.scanPacks(v.ctx, func(seq uint64, sc *packScanner) error {
+		v.report.Packs++
+		if err := v.packHeader(seq, sc); err != nil {
+			return err
+		}
+		return sc.scanAll(
+			func(rec scanned) error { v.record(seq, rec); return v.ctx.Err() },
+			func(d *damage) { v.damaged(d.header.digest, seq, d.off, d.reason) })
+	})
+}
+
+func (v *verifier) packHeader(seq uint64, sc *packScanner) error {
+	b := make([]byte, packHeaderSize)
+	if _, err := sc.r.ReadAt(b, 0); err != nil {
+		return err
+	}
+	if _, err := parsePackHeader(b); err != nil {
+		v.damaged(Digest{}, seq, 0, err.Error())
+	}
+	return nil
+}
+
+func (v *verifier) record(seq uint64, rec scanned) {
+	v.report.Records++
+	v.report.Bytes += int64(rec.header.size)
+	if _, err := rec.header.open(rec.payload); err != nil {
+		v.damaged(rec.header.digest, seq, rec.off, err.Error())
+		return
+	}
+	if !v.store.index.has(rec.header.digest) {
+		v.report.Unindexed++
+	}
+}
+
+// damaged reports a record. When its header is unreadable the index may know
+// whose record it was.
+func (v *verifier) damaged(d Digest, seq uint64, off int64, reason string) {
+	if d.IsZero() {
+		d = v.store.index.digestAt(seq, off)
+	}
+	if !d.IsZero() {
+		v.bad[d] = reason
+	}
+	v.report.Damaged = append(v.report.Damaged, Damage{d, seq, off, reason})
+}
+
+func (v *verifier) heads() error {
+	heads, err := v.store.heads()
+	if err != nil {
+		return err
+	}
+	for _, h := range heads {
+		v.report.Heads++
+		v.head = h.Name
+		if err := v.history(h.Commit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (v *verifier) history(d Digest) error {
+	for !d.IsZero() && v.first(d) {
+		if err := v.ctx.Err(); err != nil {
+			return err
+		}
+		v.commit = d
+		c, err := v.store.readCommit(d)
+		if err != nil {
+			v.missing(d, "", err)
+			return nil
+		}
+		v.report.Commits++
+		if err := v.tree(c.Tree, ""); err != nil {
+			return err
+		}
+		d = c.Parent
+	}
+	return nil
+}
+
+// first reports whether d was not met before.
+func (v *verifier) first(d Digest) bool {
+	if v.seen[d] {
+		return false
+	}
+	v.seen[d] = true
+	v.report.Reached++
+	return true
+}
+
+func (v *verifier) missing(d Digest, path string, err error) {
+	reason := err.Error()
+	if errors.Is(err, ErrNotFound) {
+		reason = "not in the store"
+	}
+	v.report.Missing = append(v.report.Missing, Missing{d, v.head, v.commit, path, reason})
+}
+
+func (v *verifier) tree(d Digest, path string) error {
+	if !v.first(d) {
+		return v.ctx.Err()
+	}
+	dir, err := v.store.readDir(d)
+	if err != nil {
+		v.missing(d, path, err)
+		return v.ctx.Err()
+	}
+	for i := range dir.Entries {
+		x := &dir.Entries[i]
+		at := joinPath(path, x.Name)
+		switch {
+		case x.Type == TypeDir:
+			if err := v.tree(x.Digest, at); err != nil {
+				return err
+			}
+		case x.Type == TypeFile && !x.Chunks.IsZero():
+			v.chunks(x, at)
+		case x.Type == TypeFile && x.Size > 0:
+			v.blob(x.Digest, at)
+		}
+	}
+	return nil
+}
+
+func (v *verifier) chunks(x *Entry, at string) {
+	if !v.first(x.Chunks) {
+		return
+	}
+	list, err := v.store.readChunkList(x.Chunks)
+	if err != nil {
+		v.missing(x.Chunks, at, err)
+		return
+	}
+	for _, ref := range list.chunks {
+		v.blob(ref.digest, at)
+	}
+}
+
+// blob makes sure that the object is indexed; its content was checked with
+// its record, and is read again only where that was damaged.
+func (v *verifier) blob(d Digest, at string) {
+	if !v.first(d) {
+		return
+	}
+	if v.bad[d] == "" && v.store.index.has(d) {
+		return
+	}
+	if _, err := v.store.get(d); err != nil {
+		v.missing(d, at, err)
+	}
+}
