@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
@@ -82,7 +81,7 @@ func encodeIndexRun(first, last uint64, entries []indexEntry) []byte {
 		total += c
 		binary.LittleEndian.PutUint32(b[indexHeaderSize+4*i:], total)
 	}
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return appendChecksum(b)
 }
 
 // writeFileDurably replaces path in one step: temporary file, write, fsync,
@@ -141,8 +140,8 @@ func parseIndexRun(data []byte) (*indexRun, error) {
 	if len(data) < indexHeaderSize+indexFanoutSize+indexFooterSize || [8]byte(data[:8]) != indexMagic {
 		return nil, fmt.Errorf("magic is wrong: %w", ErrCorrupt)
 	}
-	body := data[:len(data)-indexFooterSize]
-	if crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(data[len(body):]) {
+	body, ok := cutChecksum(data)
+	if !ok {
 		return nil, fmt.Errorf("checksum is wrong: %w", ErrCorrupt)
 	}
 	if v := binary.LittleEndian.Uint32(data[8:]); v != indexVersion {

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
@@ -38,7 +37,7 @@ func (h *packHeader) marshal() []byte {
 	binary.LittleEndian.PutUint64(b[16:], h.seq)
 	copy(b[24:40], h.uuid[:])
 	binary.LittleEndian.PutUint64(b[40:], uint64(h.created))
-	binary.LittleEndian.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+	binary.LittleEndian.PutUint32(b[60:], checksum(b[:60]))
 	return b
 }
 
@@ -47,7 +46,7 @@ func parsePackHeader(b []byte) (packHeader, error) {
 	if len(b) < packHeaderSize || [8]byte(b[:8]) != packMagic {
 		return h, fmt.Errorf("pack magic is wrong: %w", ErrCorrupt)
 	}
-	if crc32.Checksum(b[:60], castagnoli) != binary.LittleEndian.Uint32(b[60:]) {
+	if checksum(b[:60]) != binary.LittleEndian.Uint32(b[60:]) {
 		return h, fmt.Errorf("pack header checksum is wrong: %w", ErrCorrupt)
 	}
 	if v := binary.LittleEndian.Uint32(b[8:]); v != packVersion {

@@ -3,7 +3,6 @@ package cas
 import (
 	"bytes"
 	"fmt"
-	"hash/crc32"
 	"io"
 )
 
@@ -93,7 +92,7 @@ func (s *packScanner) next() (scanned, error) {
 	}
 	s.off += total
 	rec.payload = all[recordHeaderSize:]
-	if int64(len(all)) < total || crc32.Checksum(rec.payload, castagnoli) != h.payloadCRC {
+	if int64(len(all)) < total || checksum(rec.payload) != h.payloadCRC {
 		return scanned{}, &damage{off: rec.off, header: h, reason: "payload checksum is wrong"}
 	}
 	return rec, nil

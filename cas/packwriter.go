@@ -3,7 +3,6 @@ package cas
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"sync"
 
@@ -69,7 +68,7 @@ func (w *packWriter) resume(f *os.File, seq uint64, off, fileSize int64) {
 // whether it was new. h's payload checksum is filled in here. A record that
 // rides is kept durable by other means until the next sync covers it.
 func (w *packWriter) append(h recordHeader, payload []byte, rides bool) (bool, error) {
-	h.payloadCRC = crc32.Checksum(payload, castagnoli)
+	h.payloadCRC = checksum(payload)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.index.has(h.digest) {

@@ -42,6 +42,22 @@ var (
 	errRecordFields = errors.New("record header has impossible fields")
 )
 
+// checksum is the CRC-32C of b.
+func checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+
+// appendChecksum appends the CRC-32C of b to it, little-endian.
+func appendChecksum(b []byte) []byte { return binary.LittleEndian.AppendUint32(b, checksum(b)) }
+
+// cutChecksum takes the checksum off the end of b, and reports whether it is
+// right.
+func cutChecksum(b []byte) ([]byte, bool) {
+	if len(b) < 4 {
+		return nil, false
+	}
+	body := b[:len(b)-4]
+	return body, checksum(body) == binary.LittleEndian.Uint32(b[len(body):])
+}
+
 // recordHeader precedes each object in a pack.
 type recordHeader struct {
 	kind       Kind
@@ -60,7 +76,7 @@ func (h *recordHeader) put(b []byte) {
 	binary.LittleEndian.PutUint64(b[40:], h.size)
 	binary.LittleEndian.PutUint64(b[48:], h.stored)
 	binary.LittleEndian.PutUint32(b[56:], h.payloadCRC)
-	binary.LittleEndian.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+	binary.LittleEndian.PutUint32(b[60:], checksum(b[:60]))
 }
 
 // parseRecordHeader reads and checks b[:recordHeaderSize].
@@ -69,7 +85,7 @@ func parseRecordHeader(b []byte) (recordHeader, error) {
 	if len(b) < recordHeaderSize || [4]byte(b[:4]) != recordMagic {
 		return h, errRecordMagic
 	}
-	if crc32.Checksum(b[:60], castagnoli) != binary.LittleEndian.Uint32(b[60:]) {
+	if checksum(b[:60]) != binary.LittleEndian.Uint32(b[60:]) {
 		return h, errRecordCRC
 	}
 	h.kind, h.codec = Kind(b[4]), codec(b[5])
@@ -93,7 +109,7 @@ func (h *recordHeader) check(reserved0, reserved1 byte) error {
 // open checks payload against h and returns the content, which may alias
 // payload.
 func (h *recordHeader) open(payload []byte) ([]byte, error) {
-	if uint64(len(payload)) != h.stored || crc32.Checksum(payload, castagnoli) != h.payloadCRC {
+	if uint64(len(payload)) != h.stored || checksum(payload) != h.payloadCRC {
 		return nil, errors.New("payload checksum is wrong")
 	}
 	content, err := decompress(h.codec, payload, h.size)

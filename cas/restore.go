@@ -65,7 +65,8 @@ func (s *Store) restore(ctx context.Context, tree Digest, dest string, o Restore
 	if err := r.run(temp, root); err != nil {
 		return RestoreResult{}, errors.Join(err, removeTree(temp))
 	}
-	if err := os.Rename(temp, dest); err != nil {
+	// rename(2) itself, because os.Rename refuses an empty directory.
+	if err := unix.Rename(temp, dest); err != nil {
 		if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 			err = ErrExist
 		}

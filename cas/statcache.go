@@ -1,10 +1,8 @@
 package cas
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"sync"
@@ -180,14 +178,15 @@ func encodeStatCache(uuid [16]byte, key string, root *dirNode) []byte {
 	e.b = append(e.b, uuid[:]...)
 	e.str(key)
 	e.dirNode(root)
-	return binary.LittleEndian.AppendUint32(e.b, crc32.Checksum(e.b, castagnoli))
+	return appendChecksum(e.b)
 }
 
 func decodeStatCache(b []byte, uuid [16]byte, key string) (*dirNode, error) {
-	if len(b) < 4 || crc32.Checksum(b[:len(b)-4], castagnoli) != binary.LittleEndian.Uint32(b[len(b)-4:]) {
+	body, ok := cutChecksum(b)
+	if !ok {
 		return nil, fmt.Errorf("stat cache checksum: %w", ErrCorrupt)
 	}
-	d := &decoder{b: b[:len(b)-4]}
+	d := &decoder{b: body}
 	d.magic('S', statCacheVersion, "stat cache")
 	if got := d.take(16, "uuid"); d.err == nil && [16]byte(got) != uuid {
 		return nil, fmt.Errorf("stat cache of another store: %w", ErrInvalid)

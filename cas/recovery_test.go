@@ -1,0 +1,367 @@
+package cas
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// copyStore copies a store's directory as a crash would leave it.
+func copyStore(t testing.TB, from string) string {
+	t.Helper()
+	to := t.TempDir()
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+func onlyPack(t testing.TB, dir string, seq uint64) string {
+	t.Helper()
+	return filepath.Join(dir, "packs", packName(seq))
+}
+
+// TestTornTail cuts and damages the end of the open pack at every byte: Open
+// succeeds, what was committed is there, and the store works on.
+func TestTornTail(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, Config{})
+	committed := []byte("committed content")
+	d, err := s.PutBytes(t.Context(), committed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	durable := s.writer.end().off
+	tail := []byte("never made durable")
+	if _, err := s.PutBytes(t.Context(), tail); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.writer.flush(); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(onlyPack(t, dir, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := durable + recordHeaderSize + int64(len(tail))
+	try := func(t *testing.T, pack []byte, wantTail bool) {
+		crashed := copyStore(t, dir)
+		if err := os.WriteFile(onlyPack(t, crashed, 1), pack, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := openStore(t, crashed, Config{})
+		if got, err := s.GetBytes(t.Context(), d); err != nil || !bytes.Equal(got, committed) {
+			t.Fatalf("committed object: %q, %v", got, err)
+		}
+		if has, _ := s.Has(t.Context(), DigestOf(tail)); has != wantTail {
+			t.Errorf("tail present: %v, want %v", has, wantTail)
+		}
+		if _, err := s.PutBytes(t.Context(), []byte("after the crash")); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if rep := verify(t, s); !rep.OK() {
+			t.Errorf("verify: %+v", rep)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for cut := durable; cut <= end; cut += 3 {
+		try(t, whole[:cut], cut == end)
+	}
+	for at := durable; at < end; at += 7 {
+		flipped := bytes.Clone(whole)
+		flipped[at] ^= 0x10
+		try(t, flipped, false)
+	}
+	try(t, whole, true)
+}
+
+// TestDamageBeforeTheDurableEnd: a flipped bit in what was committed is never
+// taken for a torn tail: nothing behind it is cut, and it is named.
+func TestDamageBeforeTheDurableEnd(t *testing.T) {
+	for _, part := range []string{"header", "payload"} {
+		t.Run(part, func(t *testing.T) {
+			dir := t.TempDir()
+			s := openStore(t, dir, Config{})
+			var digests []Digest
+			var offs []int64
+			for i := range 3 {
+				d, err := s.PutBytes(t.Context(), fmt.Appendf(nil, "object number %d", i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				l, _ := s.index.find(d)
+				digests, offs = append(digests, d), append(offs, l.off)
+			}
+			if err := s.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			at := offs[1] + 10
+			if part == "payload" {
+				at = offs[1] + recordHeaderSize + 2
+			}
+			flipBit(t, onlyPack(t, dir, 1), at)
+			s = openStore(t, dir, Config{})
+			for _, i := range []int{0, 2} {
+				if _, err := s.GetBytes(t.Context(), digests[i]); err != nil {
+					t.Errorf("object %d: %v", i, err)
+				}
+			}
+			rep := verify(t, s)
+			if len(rep.Damaged) != 1 || rep.Damaged[0].Offset != offs[1] || rep.Damaged[0].Pack != 1 {
+				t.Errorf("damaged %+v", rep.Damaged)
+			}
+			if _, err := s.PutBytes(t.Context(), []byte("more")); err != nil {
+				t.Errorf("put after damage: %v", err)
+			}
+		})
+	}
+}
+
+func flipBit(t testing.TB, path string, at int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 1)
+	if _, err := f.ReadAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 1
+	if _, err := f.WriteAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBitFlip flips a bit in each record of a committed tree in turn; the
+// read that needs it and Verify both name the object.
+func TestBitFlip(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	s := openStore(t, dir, Config{})
+	writeFile(t, filepath.Join(work, "sub/file"), "some content")
+	h := commit(t, s, "ws", snapshot(t, s, work, "").Tree, "x")
+	type record struct {
+		d Digest
+		l loc
+	}
+	var records []record
+	for _, e := range s.index.openEntries() {
+		records = append(records, record{e.digest, e.loc})
+	}
+	if len(records) != 4 { // file, sub, root, commit
+		t.Fatalf("%d records", len(records))
+	}
+	for _, rec := range records {
+		for _, at := range []int64{rec.l.off + 9, rec.l.off + recordHeaderSize + 1} {
+			flipBit(t, onlyPack(t, dir, 1), at)
+			_, err := s.GetBytes(t.Context(), rec.d)
+			var c *CorruptError
+			if !errors.As(err, &c) || c.Digest != rec.d || c.Pack != 1 || c.Offset != rec.l.off {
+				t.Errorf("read of damaged %s: %v", rec.d, err)
+			}
+			rep := verify(t, s)
+			if len(rep.Damaged) != 1 || rep.Damaged[0].Digest != rec.d || len(rep.Missing) != 1 || rep.Missing[0].Digest != rec.d || rep.Missing[0].Head != "ws" {
+				t.Errorf("verify of damaged %s: %+v", rec.d, rep)
+			}
+			flipBit(t, onlyPack(t, dir, 1), at)
+		}
+	}
+	if rep := verify(t, s); !rep.OK() || rep.Heads != 1 || rep.Commits != 1 || rep.Reached != 4 {
+		t.Errorf("healed: %+v", rep)
+	}
+	if got := readCommitted(t, s, h.Tree, "sub/file"); string(got) != "some content" {
+		t.Errorf("content %q", got)
+	}
+}
+
+// TestIndexRebuilds: a damaged, missing or stale index run costs a scan.
+func TestIndexRebuilds(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, Config{MaxPackBytes: 4096})
+	var digests []Digest
+	for i := range 40 {
+		d, err := s.PutBytes(t.Context(), randomBytes(uint64(i), 500))
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests = append(digests, d)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	runs, err := filepath.Glob(filepath.Join(dir, "index", "*.idx"))
+	if err != nil || len(runs) < 3 {
+		t.Fatalf("runs %v, %v", runs, err)
+	}
+	flipBit(t, runs[0], 1200)
+	if err := os.Truncate(runs[1], 100); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(runs[2]); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, dir, Config{MaxPackBytes: 4096})
+	for i, d := range digests {
+		if _, err := s.GetBytes(t.Context(), d); err != nil {
+			t.Errorf("object %d: %v", i, err)
+		}
+	}
+	if rep := verify(t, s); !rep.OK() || rep.Records != 40 {
+		t.Errorf("verify: %+v", rep)
+	}
+}
+
+// TestRidingCommitSurvives: a commit of which the pack lost the record is put
+// back from meta.db.
+func TestRidingCommitSurvives(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, Config{})
+	tree := snapshot(t, s, t.TempDir(), "").Tree
+	commit(t, s, "ws", tree, "first") // syncs the pack
+	durable := s.writer.end().off
+	rider := commit(t, s, "ws", tree, "second")
+	rider2 := commit(t, s, "ws", tree, "third")
+	if s.writer.end().off != durable || s.riding.Load() != 2 {
+		t.Fatalf("the commits did not ride: end %d, durable %d, riding %d", s.writer.end().off, durable, s.riding.Load())
+	}
+	crashed := copyStore(t, dir)
+	if err := os.Truncate(onlyPack(t, crashed, 1), durable); err != nil {
+		t.Fatal(err)
+	}
+	s2 := openStore(t, crashed, Config{})
+	log, err := s2.Log(t.Context(), rider2.Commit, 0)
+	if err != nil || len(log) != 3 || log[1].Digest != rider.Commit {
+		t.Fatalf("log after the crash: %+v, %v", log, err)
+	}
+	if err := s2.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if pending, err := s2.meta.pendingCommits(); err != nil || len(pending) != 0 {
+		t.Errorf("%d commits pending after sync, %v", len(pending), err)
+	}
+	if rep := verify(t, s2); !rep.OK() {
+		t.Errorf("verify: %+v", rep)
+	}
+}
+
+// TestKillNine kills a committing process at random instants. Each time the
+// store opens, verifies, and holds every commit that was acknowledged.
+func TestKillNine(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	rounds := 12
+	if testing.Short() {
+		rounds = 3
+	}
+	var last Head
+	for round := range rounds {
+		cmd := reexec(t, "committer", "DIR="+dir, "WORK="+work)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stderr = t.Output()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// The child speaks after each commit: kill it a while after its
+		// first word, at a place that differs from round to round.
+		acked := make([]byte, 0, 1<<16)
+		buf := make([]byte, 4096)
+		n, err := out.Read(buf)
+		if err != nil {
+			t.Fatalf("round %d: the child said nothing: %v", round, err)
+		}
+		acked = append(acked, buf[:n]...)
+		timer := time.AfterFunc(time.Duration(round*7+round*round)*time.Millisecond, func() { _ = cmd.Process.Kill() })
+		rest, _ := io.ReadAll(out)
+		timer.Stop()
+		_ = cmd.Wait()
+		acked = append(acked, rest...)
+		last = checkAcked(t, dir, last, acked)
+	}
+}
+
+// checkAcked opens the store after the kill and compares its head with the
+// last commit that the child reported.
+func checkAcked(t *testing.T, dir string, before Head, acked []byte) Head {
+	t.Helper()
+	lines := bytes.Split(acked, []byte("\n"))
+	var seq uint64
+	var digest string
+	for _, line := range lines[:len(lines)-1] {
+		if _, err := fmt.Sscan(string(line), &seq, &digest); err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+	}
+	s := openStore(t, dir, Config{MaxPackBytes: 64 << 10})
+	h, err := s.Head(t.Context(), "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Seq < seq || h.Seq > seq+1 || h.Seq < before.Seq {
+		t.Fatalf("head is at %d, the child reported %d", h.Seq, seq)
+	}
+	if h.Seq == seq && h.Commit.String() != digest {
+		t.Fatalf("head is %s, the child reported %s", h.Commit, digest)
+	}
+	if rep := verify(t, s); !rep.OK() || rep.Commits != int64(h.Seq) {
+		t.Fatalf("verify at %d: %+v", h.Seq, rep)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// childCommitter changes a workspace, snapshots and commits it for ever.
+func childCommitter() error {
+	dir, work := os.Getenv("DIR"), os.Getenv("WORK")
+	ctx, cancel := testContext()
+	defer cancel()
+	s, err := Open(ctx, dir, Config{MaxPackBytes: 64 << 10, StatCacheFlush: 5 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	d, err := os.Open(work)
+	if err != nil {
+		return err
+	}
+	h, err := s.Head(ctx, "ws")
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	for {
+		n := h.Seq + 1
+		if n%3 != 0 { // every third commit is of an unchanged tree
+			name := filepath.Join(work, fmt.Sprintf("f%d", n%17))
+			if err := os.WriteFile(name, randomBytes(n, int(n*977%9000)), 0o644); err != nil {
+				return err
+			}
+		}
+		res, err := s.Snapshot(ctx, d, SnapshotOptions{CacheKey: "ws"})
+		if err != nil {
+			return err
+		}
+		if h, err = s.Commit(ctx, CommitRequest{Head: "ws", Expect: h.Commit, Tree: res.Tree, Source: fmt.Sprint("n", n)}); err != nil {
+			return err
+		}
+		fmt.Println(h.Seq, h.Commit)
+	}
+}
