@@ -43,9 +43,11 @@ func BenchmarkSnapshot(b *testing.B) {
 				round := 0
 				for b.Loop() {
 					round++
+					b.StopTimer()
 					for i := range changed {
 						writeFile(b, filepath.Join(path, fmt.Sprintf("d000/f%04d", i)), fmt.Sprintf("round %d file %d", round, i))
 					}
+					b.StartTimer()
 					got := benchSnapshot(b, s, dir)
 					if (got.Tree == want.Tree) != (changed == 0) {
 						b.Fatal("wrong tree")

@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -181,3 +182,14 @@ func leUint64(b []byte) uint64 {
 
 func leBytes(v uint64) []byte { return binary.LittleEndian.AppendUint64(nil, v) }
 func beBytes(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
+
+// pendingCommits returns the commits that may be in no pack.
+func (m *metaDB) pendingCommits() (contents [][]byte, err error) {
+	err = m.view(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketPending).ForEach(func(_, v []byte) error {
+			contents = append(contents, bytes.Clone(v))
+			return nil
+		})
+	})
+	return contents, err
+}

@@ -4,70 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
-	"strings"
-
-	"go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
 )
-
-// recoverPacks brings the index up to the packs: it maps the runs that are
-// good, rebuilds those that are missing or damaged, and finds the end of the
-// open pack, which is the last one when it has no run.
-func (s *Store) recoverPacks(ctx context.Context, seqs []uint64) error {
-	if err := s.loadRuns(); err != nil {
-		return err
-	}
-	for i, seq := range seqs {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		last := i == len(seqs)-1
-		var err error
-		switch {
-		case s.index.covers(seq):
-			s.writer.seq = seq
-		case last:
-			err = s.recoverOpenPack(seq)
-		default:
-			err = s.rebuildSealed(seq)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", packName(seq), err)
-		}
-	}
-	return nil
-}
-
-// loadRuns maps every good run. A damaged one is left to be rebuilt.
-func (s *Store) loadRuns() error {
-	entries, err := os.ReadDir(s.indexDir())
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		path := filepath.Join(s.indexDir(), e.Name())
-		if strings.HasPrefix(e.Name(), ".tmp-") {
-			_ = os.Remove(path) // what a crash left of a write
-			continue
-		}
-		if !strings.HasSuffix(e.Name(), ".idx") {
-			continue
-		}
-		run, err := openIndexRun(path)
-		if errors.Is(err, ErrCorrupt) {
-			s.log.Warn("index run is damaged and will be rebuilt", "file", e.Name(), "error", err)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		s.index.runs = append(s.index.runs, run)
-	}
-	return nil
-}
 
 // rebuildSealed indexes a pack that is complete.
 func (s *Store) rebuildSealed(seq uint64) error {
@@ -135,81 +74,6 @@ func (s *Store) warnDamage(seq uint64, d *damage) {
 	s.log.Warn("damaged record in pack", "pack", packName(seq), "offset", d.off, "digest", d.header.digest, "reason", d.reason)
 }
 
-// recoverOpenPack finds the end of the pack that was being written. Records
-// that were never made durable may be torn: from the first of these on, the
-// pack is cut. Damage before the durable end is another matter: nothing is
-// cut there, and the pack is sealed as it is.
-func (s *Store) recoverOpenPack(seq uint64) error {
-	durable, err := s.meta.durableEnd(seq)
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(filepath.Join(s.packDir(), packName(seq)), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	size, err := s.checkPackFile(f, seq)
-	if err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if size <= packHeaderSize && durable == 0 {
-		s.writer.seq = seq - 1 // nothing in it: it is made anew when needed
-		return errors.Join(f.Close(), os.Remove(f.Name()))
-	}
-	if size < durable {
-		s.log.Error("pack is shorter than what was committed", "pack", packName(seq), "size", size, "committed", durable)
-	}
-	end, damaged, err := s.scanOpenPack(f, seq, durable, size)
-	if err == nil {
-		err = f.Truncate(end)
-	}
-	if err == nil {
-		// Records beyond the durable end may be in the page cache only.
-		err = unix.Fdatasync(int(f.Fd()))
-	}
-	if err != nil {
-		return errors.Join(err, f.Close())
-	}
-	s.writer.resume(f, seq, end, end)
-	if damaged {
-		return s.writer.withSealed(func() error { return nil })
-	}
-	return nil
-}
-
-func (s *Store) scanOpenPack(f *os.File, seq uint64, durable, size int64) (end int64, damaged bool, err error) {
-	sc := newPackScanner(f, packHeaderSize, size)
-	end = packHeaderSize
-	for {
-		rec, err := sc.next()
-		d, isDamage := err.(*damage)
-		switch {
-		case err == io.EOF:
-			return max(end, min(durable, size)), damaged, nil
-		case isDamage && d.off >= durable:
-			s.log.Debug("cut the unfinished end of the open pack", "pack", packName(seq), "from", d.off, "size", size)
-			return d.off, damaged, nil
-		case isDamage:
-			damaged = true
-			s.warnDamage(seq, d)
-			if e, ok := d.indexable(seq); ok {
-				s.index.add(e.digest, e.loc)
-			}
-			if sc.off > d.off {
-				continue
-			}
-			if found, err := sc.resync(); err != nil || !found {
-				return max(end, min(durable, size)), damaged, err
-			}
-		case err != nil:
-			return 0, damaged, err
-		default:
-			s.index.add(rec.header.digest, rec.loc(seq))
-			end = sc.off
-		}
-	}
-}
-
 // Rebuild makes every index anew from the packs. Writers wait meanwhile.
 func (s *Store) Rebuild(ctx context.Context) error {
 	release, err := s.enter(ctx)
@@ -243,48 +107,6 @@ func (s *Store) rebuildAll(ctx context.Context) error {
 		runs = append(runs, run)
 	}
 	return s.index.replace(runs)
-}
-
-// recoverHeads fills a new meta.db from the commit objects in the packs: each
-// head's commit with the highest epoch, then sequence.
-func (s *Store) recoverHeads(ctx context.Context) error {
-	latest := make(map[string]Head)
-	err := s.eachCommit(ctx, func(c Commit) {
-		h, ok := latest[c.Head]
-		if !ok || c.Epoch > h.Epoch || c.Epoch == h.Epoch && c.Seq > h.Seq {
-			latest[c.Head] = Head{Name: c.Head, Commit: c.Digest, Tree: c.Tree, Epoch: c.Epoch, Seq: c.Seq, Source: c.Source}
-		}
-	})
-	if err != nil {
-		return fmt.Errorf("recover heads: %w", err)
-	}
-	s.log.Warn("meta.db was lost; heads were rebuilt from commits", "heads", len(latest))
-	return s.meta.update(func(tx *bbolt.Tx) error {
-		for name, h := range latest {
-			if err := tx.Bucket(bucketHeads).Put([]byte(name), h.marshal()); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// eachCommit calls fn for the good records that were written as commits.
-func (s *Store) eachCommit(ctx context.Context, fn func(Commit)) error {
-	return s.scanPacks(ctx, func(seq uint64, sc *packScanner) error {
-		return sc.scanAll(func(rec scanned) error {
-			if rec.header.kind != KindCommit {
-				return nil
-			}
-			if content, err := rec.header.open(rec.payload); err == nil {
-				if c, err := parseCommit(content); err == nil {
-					c.Digest = rec.header.digest
-					fn(c)
-				}
-			}
-			return ctx.Err()
-		}, func(d *damage) { s.warnDamage(seq, d) })
-	})
 }
 
 // scanPacks opens each pack up to the end of its records in turn.

@@ -42,8 +42,8 @@ type DroppedBits struct {
 // SnapshotResult says what a snapshot found. The lists hold at most 1000
 // entries each; the totals count all.
 type SnapshotResult struct {
-	Tree  Digest
-	Stats TreeStats
+	Tree      Digest
+	TreeStats // its Skipped counts all; the field below lists them
 	// NewBytes is the size of the objects that the store did not have,
 	// before compression.
 	NewBytes int64
@@ -101,7 +101,7 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 	if o.CacheKey != "" && tree != old {
 		s.caches.keep(o.CacheKey, tree, true)
 	}
-	res := SnapshotResult{Tree: tree.digest, Stats: tree.totals.TreeStats,
+	res := SnapshotResult{Tree: tree.digest, TreeStats: tree.totals.TreeStats,
 		NewBytes: w.newBytes.Load(), NewFiles: w.newFiles.Load()}
 	res.report(nil, tree)
 	return res, nil
@@ -141,4 +141,18 @@ func (r *SnapshotResult) report(above []string, d *dirNode) {
 			r.report(append(above, n.name), n.dir)
 		}
 	}
+}
+
+// ForgetCache drops the stat cache of a key, in memory and on disk. The next
+// snapshot with it reads every file.
+func (s *Store) ForgetCache(ctx context.Context, key string) error {
+	release, err := s.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := s.caches.drop(key); err != nil {
+		return fmt.Errorf("forget stat cache of %q: %w", key, err)
+	}
+	return nil
 }

@@ -150,8 +150,8 @@ func TestSnapshotCommitRead(t *testing.T) {
 	writeFile(t, filepath.Join(work, "sub/b.txt"), "beta")
 	writeFile(t, filepath.Join(work, "sub/big"), string(big))
 	res := snapshot(t, s, work, "w")
-	if res.Stats.Files != 3 || res.Stats.Dirs != 1 || res.Stats.Bytes != int64(9+len(big)) {
-		t.Fatalf("stats %+v", res.Stats)
+	if res.Files != 3 || res.Dirs != 1 || res.Bytes != int64(9+len(big)) {
+		t.Fatalf("stats %+v", res.TreeStats)
 	}
 	h := commit(t, s, "ws_1", res.Tree, "execution:ex_1")
 	writeFile(t, filepath.Join(work, "a.txt"), "ALPHA")

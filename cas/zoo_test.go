@@ -160,7 +160,7 @@ func checkZoo(base string, files int, unreadable []string) error {
 	if err != nil {
 		return err
 	}
-	if first.Stats.Files < int64(files) || len(first.Unstable) > 0 {
+	if first.Files < int64(files) || len(first.Unstable) > 0 {
 		return fmt.Errorf("result %+v", first)
 	}
 	wantSkipped := append(slices.Clone(skipped), unreadable...)
@@ -172,7 +172,7 @@ func checkZoo(base string, files int, unreadable []string) error {
 	if !slices.Equal(gotSkipped, wantSkipped) {
 		return fmt.Errorf("skipped %q, want %q", gotSkipped, wantSkipped)
 	}
-	h, err := s.Commit(ctx, CommitRequest{Head: "zoo", Tree: first.Tree, Source: "test", Stats: first.Stats})
+	h, err := s.Commit(ctx, CommitRequest{Head: "zoo", Tree: first.Tree, Source: "test", Stats: first.TreeStats})
 	if err != nil {
 		return err
 	}
@@ -299,8 +299,8 @@ func TestDeepNesting(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(deep); _ = os.RemoveAll(filepath.Join(base, "out")) })
 	s := openStore(t, filepath.Join(base, "store"), Config{})
 	res := snapshot(t, s, deep, "k")
-	if res.Stats.Dirs != 2*depth || res.Stats.Files != depth {
-		t.Fatalf("stats %+v", res.Stats)
+	if res.Dirs != 2*depth || res.Files != depth {
+		t.Fatalf("stats %+v", res.TreeStats)
 	}
 	again := snapshot(t, s, deep, "k")
 	if again.Tree != res.Tree {

@@ -1,0 +1,44 @@
+package cas
+
+import (
+	"context"
+	"fmt"
+)
+
+// ReadCommit returns a commit object.
+func (s *Store) ReadCommit(ctx context.Context, d Digest) (Commit, error) {
+	release, err := s.enter(ctx)
+	if err != nil {
+		return Commit{}, err
+	}
+	defer release()
+	return s.readCommit(d)
+}
+
+func (s *Store) readCommit(d Digest) (Commit, error) {
+	b, err := s.get(d)
+	if err != nil {
+		return Commit{}, err
+	}
+	c, err := parseCommit(b)
+	if err != nil {
+		return Commit{}, fmt.Errorf("commit %s: %w", d, err)
+	}
+	c.Digest = d
+	return c, nil
+}
+
+// Log returns up to limit commits, beginning with from and going to its
+// parents. A limit of 0 or less means all.
+func (s *Store) Log(ctx context.Context, from Digest, limit int) ([]Commit, error) {
+	var log []Commit
+	for d := from; !d.IsZero() && (limit <= 0 || len(log) < limit); {
+		c, err := s.ReadCommit(ctx, d)
+		if err != nil {
+			return log, fmt.Errorf("log from %s: %w", from, err)
+		}
+		log = append(log, c)
+		d = c.Parent
+	}
+	return log, nil
+}

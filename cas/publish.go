@@ -1,0 +1,145 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+// Commit makes everything that the tree needs durable and then moves the
+// head, in this order. It fails with ErrFenced when the head has seen a newer
+// epoch and with ErrConflict when it is not at Expect. A request whose Source
+// and Tree are those of the head's latest commit was done before: its head is
+// answered again.
+func (s *Store) Commit(ctx context.Context, req CommitRequest) (Head, error) {
+	release, err := s.enter(ctx)
+	if err != nil {
+		return Head{}, err
+	}
+	defer release()
+	h, err := s.commit(req)
+	if err != nil {
+		return Head{}, fmt.Errorf("commit to head %q: %w", req.Head, err)
+	}
+	return h, nil
+}
+
+func (s *Store) commit(req CommitRequest) (Head, error) {
+	if !s.index.has(req.Tree) {
+		return Head{}, fmt.Errorf("tree %s: %w", req.Tree, ErrNotFound)
+	}
+	var before Head
+	var done bool
+	err := s.meta.view(func(tx *bbolt.Tx) (err error) {
+		before, done, err = req.check(tx)
+		return err
+	})
+	if err != nil || done {
+		return before, err
+	}
+	c, after := req.build(before)
+	content, err := c.marshal()
+	if err != nil {
+		return Head{}, err
+	}
+	after.Commit = DigestOf(content)
+	return s.publish(req, after, content)
+}
+
+// check tells whether the commit may go on from the head as it is in tx, or
+// was done before.
+func (r *CommitRequest) check(tx *bbolt.Tx) (h Head, done bool, err error) {
+	h, fence, found, err := readHead(tx, r.Head)
+	switch {
+	case err != nil:
+		return h, false, err
+	case r.Epoch < fence:
+		return h, false, &FencedError{Head: r.Head, Epoch: r.Epoch, Current: fence}
+	case found && r.Source != "" && h.Source == r.Source && h.Tree == r.Tree:
+		return h, true, nil
+	case h.Commit != r.Expect:
+		return h, false, &ConflictError{Head: r.Head, Expect: r.Expect, Current: h.Commit}
+	}
+	return h, false, nil
+}
+
+func (r *CommitRequest) build(before Head) (Commit, Head) {
+	when := r.Time
+	if when.IsZero() {
+		when = time.Now()
+	}
+	c := Commit{
+		Head: r.Head, Tree: r.Tree, Parent: before.Commit, ParentTree: before.Tree,
+		Epoch: r.Epoch, Seq: before.Seq + 1, Time: when, Source: r.Source, Stats: r.Stats,
+	}
+	return c, Head{Name: r.Head, Tree: c.Tree, Epoch: c.Epoch, Seq: c.Seq, Source: c.Source}
+}
+
+// maxRiding bounds the commits that lie in meta.db and in no synced pack.
+const maxRiding = 256
+
+// publish stores the commit object and moves the head. When nothing else
+// waits for an fsync of the pack, the commit object rides in meta.db's
+// transaction, whence it is put back into a pack should the pack lose it.
+func (s *Store) publish(req CommitRequest, after Head, content []byte) (Head, error) {
+	rides := s.riding.Load() < maxRiding && s.writer.clean()
+	if _, err := s.putRecord(KindCommit, after.Commit, content, rides); err != nil {
+		return Head{}, err
+	}
+	var pos position
+	if !rides {
+		var err error
+		if pos, err = s.writer.sync(); err != nil {
+			return Head{}, err
+		}
+	}
+	head := after
+	err := s.meta.update(func(tx *bbolt.Tx) error {
+		now, done, err := req.check(tx)
+		if err != nil || done {
+			head = now
+			return err
+		}
+		if rides {
+			err = tx.Bucket(bucketPending).Put(after.Commit.Bytes(), content)
+			s.riding.Add(1)
+		} else {
+			err = s.settle(tx, pos)
+		}
+		return errors.Join(err, tx.Bucket(bucketHeads).Put([]byte(after.Name), after.marshal()))
+	})
+	return head, err
+}
+
+// settle records in tx a sync up to pos. Commits that rode in meta.db and lie
+// in the pack before it need not any longer.
+func (s *Store) settle(tx *bbolt.Tx, pos position) error {
+	if err := markDurable(tx, pos); err != nil {
+		return err
+	}
+	pending := tx.Bucket(bucketPending)
+	var settled [][]byte
+	left := int64(0)
+	err := pending.ForEach(func(k, _ []byte) error {
+		d, err := DigestFromBytes(k)
+		if l, ok := s.index.find(d); err == nil && ok && pos.covers(l) {
+			settled = append(settled, k)
+		} else {
+			left++
+		}
+		return nil
+	})
+	for _, k := range settled {
+		err = errors.Join(err, pending.Delete(k))
+	}
+	s.riding.Store(left)
+	return err
+}
+
+// covers reports whether the whole record at l lies before p.
+func (p position) covers(l loc) bool {
+	return l.pack < p.seq || l.pack == p.seq && l.off+recordHeaderSize+int64(l.stored) <= p.off
+}
