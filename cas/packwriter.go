@@ -80,6 +80,9 @@ func (w *packWriter) append(h recordHeader, payload []byte, rides bool) (bool, e
 	if err := w.ready(); err != nil {
 		return false, err
 	}
+	if w.index.has(h.digest) { // ready may have let others in
+		return false, nil
+	}
 	at := w.off
 	if err := w.write(&h, payload); err != nil {
 		return false, fmt.Errorf("append to %s: %w", packName(w.seq), err)
@@ -91,9 +94,14 @@ func (w *packWriter) append(h recordHeader, payload []byte, rides bool) (bool, e
 	return true, nil
 }
 
-// ready sees to it that there is an open pack with room.
+// ready sees to it that there is an open pack with room. It may let go of the
+// lock for a while.
 func (w *packWriter) ready() error {
-	if w.f != nil && w.off >= w.maxSize {
+	for w.f != nil && w.off >= w.maxSize {
+		if w.syncing {
+			w.synced.Wait()
+			continue
+		}
 		if err := w.sealLocked(); err != nil {
 			return fmt.Errorf("seal %s: %w", packName(w.seq), err)
 		}
@@ -223,7 +231,7 @@ func (w *packWriter) sealLocked() error {
 	for w.syncing { // the file must stand still
 		w.synced.Wait()
 	}
-	if w.failed != nil {
+	if w.failed != nil || w.f == nil { // another may have sealed it meanwhile
 		return w.failed
 	}
 	if err := w.flush(); err != nil {
