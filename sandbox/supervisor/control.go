@@ -1,0 +1,185 @@
+package supervisor
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The control socket is a SOCK_SEQPACKET pair between shim and init. The shim
+// learns the senders' host pids from the kernel (SCM_CREDENTIALS).
+//
+//	shim -> init    config (text, sent before init exists), 'T' terminate
+//	init -> shim    'H' hello; 'X' start failed; 'E' leader ended
+//	leader -> shim  'R' ready, before it executes the command; answered by 'G' go
+//
+// The leader waits for 'G' so that it is in its control groups, and its
+// identity on disk, before the first instruction of the command.
+const (
+	msgTerm  = 'T'
+	msgGo    = 'G'
+	msgHello = 'H'
+	msgReady = 'R'
+	msgFail  = 'X'
+	msgEnd   = 'E'
+)
+
+const (
+	controlName   = "control"
+	maxControlMsg = 4096
+)
+
+// initConfig is what init must know besides its command line.
+type initConfig struct {
+	drain  time.Duration
+	limits []rlimit
+}
+
+type rlimit struct {
+	resource int
+	value    uint64
+}
+
+// encode gives "drain=NANOS" and "rlimit=RESOURCE:VALUE" lines.
+func (c initConfig) encode() []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
+	for _, l := range c.limits {
+		fmt.Fprintf(&b, "rlimit=%d:%d\n", l.resource, l.value)
+	}
+	return []byte(b.String())
+}
+
+func parseInitConfig(b []byte) (initConfig, error) {
+	var c initConfig
+	for line := range strings.Lines(string(b)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		var err error
+		switch key {
+		case "drain":
+			var n int64
+			n, err = strconv.ParseInt(value, 10, 64)
+			c.drain = time.Duration(n)
+		case "rlimit":
+			err = c.addLimit(value)
+		default:
+			err = fmt.Errorf("unknown key %q", key)
+		}
+		if err != nil {
+			return c, fmt.Errorf("init config: %w", err)
+		}
+	}
+	return c, nil
+}
+
+func (c *initConfig) addLimit(s string) error {
+	resource, value, _ := strings.Cut(s, ":")
+	r, err := strconv.Atoi(resource)
+	if err != nil {
+		return err
+	}
+	v, err := strconv.ParseUint(value, 10, 64)
+	if err != nil {
+		return err
+	}
+	c.limits = append(c.limits, rlimit{r, v})
+	return nil
+}
+
+// rlimits of the leader. Processes and memory are limited here only where no
+// control group does it, since these limits count per user and per process.
+func (s *Spec) rlimits() []rlimit {
+	limits := []rlimit{{unix.RLIMIT_CORE, s.Limits.Core}}
+	add := func(resource int, v uint64) {
+		if v > 0 {
+			limits = append(limits, rlimit{resource, v})
+		}
+	}
+	add(unix.RLIMIT_NOFILE, s.Limits.NoFile)
+	add(unix.RLIMIT_FSIZE, s.Limits.FileSize)
+	if !s.limitedByCgroup("pids") {
+		add(unix.RLIMIT_NPROC, s.Limits.MaxProcs)
+	}
+	if !s.limitedByCgroup("memory") {
+		add(unix.RLIMIT_DATA, s.Limits.MemoryBytes)
+	}
+	return limits
+}
+
+// leaderEnd is the payload of msgEnd.
+type leaderEnd struct {
+	status syscall.WaitStatus
+	maxRSS int64 // bytes
+}
+
+func (l leaderEnd) encode() []byte {
+	b := append(make([]byte, 0, 16), msgEnd)
+	b = binary.LittleEndian.AppendUint32(b, uint32(l.status))
+	return binary.LittleEndian.AppendUint64(b, uint64(l.maxRSS))
+}
+
+func parseLeaderEnd(b []byte) (leaderEnd, bool) {
+	if len(b) != 13 {
+		return leaderEnd{}, false
+	}
+	return leaderEnd{
+		status: syscall.WaitStatus(binary.LittleEndian.Uint32(b[1:])),
+		maxRSS: int64(binary.LittleEndian.Uint64(b[5:])),
+	}, true
+}
+
+// startFailure is the payload of msgFail: what failed, and why.
+type startFailure struct {
+	errno syscall.Errno
+	what  string
+}
+
+func (f startFailure) encode() []byte {
+	b := append(make([]byte, 0, 64), msgFail)
+	b = binary.LittleEndian.AppendUint32(b, uint32(f.errno))
+	return append(b, f.what[:min(len(f.what), maxControlMsg-8)]...)
+}
+
+func parseStartFailure(b []byte) (startFailure, bool) {
+	if len(b) < 5 {
+		return startFailure{}, false
+	}
+	return startFailure{syscall.Errno(binary.LittleEndian.Uint32(b[1:])), string(b[5:])}, true
+}
+
+func controlPair() (ours, theirs int, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, fmt.Errorf("control socket: %w", err)
+	}
+	if err := unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return -1, -1, fmt.Errorf("control socket: %w", err)
+	}
+	return fds[0], fds[1], nil
+}
+
+// recvControl reads one message and the host pid of its sender. A zero length
+// means that every holder of the other end is gone.
+func recvControl(fd int, buf []byte) (n, pid int, err error) {
+	oob := make([]byte, 64)
+	n, oobn, _, _, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	if err != nil || n == 0 {
+		return n, 0, err
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(msgs) == 0 {
+		return n, 0, err
+	}
+	cred, err := unix.ParseUnixCredentials(&msgs[0])
+	if err != nil {
+		return n, 0, err
+	}
+	return n, int(cred.Pid), nil
+}

@@ -1,0 +1,92 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Kind is how an execution ended.
+type Kind string
+
+// The kinds of verdict.
+const (
+	KindExited        Kind = "exited"
+	KindSignaled      Kind = "signaled"
+	KindTimedOut      Kind = "timed_out"
+	KindCancelled     Kind = "cancelled"
+	KindOOMKilled     Kind = "oom_killed"
+	KindQuotaExceeded Kind = "quota_exceeded"
+	KindStartFailed   Kind = "start_failed"
+	KindLost          Kind = "lost"
+)
+
+// Exit is the verdict of an execution. When one exists, no process of the
+// sandbox is alive.
+type Exit struct {
+	Kind Kind `json:"kind"`
+	// Code is the leader's exit status, where it exited by itself; for
+	// start_failed it is 126 or 127, as a shell has them.
+	Code *int `json:"code,omitempty"`
+	// Signal that ended the leader, such as "SIGKILL".
+	Signal string `json:"signal,omitempty"`
+	Detail string `json:"detail,omitempty"`
+	// Limit that was passed, for quota_exceeded and oom_killed.
+	Limit   string    `json:"limit,omitempty"`
+	Started time.Time `json:"started"`
+	Ended   time.Time `json:"ended"`
+	Usage   Usage     `json:"usage"`
+	Log     LogStats  `json:"log"`
+}
+
+// Usage is what the whole sandbox consumed.
+type Usage struct {
+	UserMicros   int64 `json:"userMicros"`
+	SystemMicros int64 `json:"systemMicros"`
+	// MaxRSSBytes is the largest resident set of any one process, the
+	// sandbox's own init (a few MiB) included.
+	MaxRSSBytes int64 `json:"maxRssBytes"`
+	// PeakMemoryBytes of all processes together; 0 without a memory cgroup.
+	PeakMemoryBytes int64 `json:"peakMemoryBytes,omitempty"`
+}
+
+// LogStats count payload bytes; Dropped ones were produced but are not kept.
+type LogStats struct {
+	TotalBytes   uint64 `json:"totalBytes"`
+	DroppedBytes uint64 `json:"droppedBytes"`
+	StdoutBytes  uint64 `json:"stdoutBytes"`
+	StderrBytes  uint64 `json:"stderrBytes"`
+}
+
+// ReadExit gives the verdict in dir, or false while there is none.
+func ReadExit(dir string) (Exit, bool, error) {
+	var e Exit
+	b, err := os.ReadFile(filepath.Join(dir, exitFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return e, false, nil
+	}
+	if err != nil {
+		return e, false, fmt.Errorf("read exit: %w", err)
+	}
+	if err := json.Unmarshal(b, &e); err != nil {
+		return e, false, fmt.Errorf("read exit of %s: %w", dir, err)
+	}
+	return e, true, nil
+}
+
+// writeExit makes the verdict durable: one fsync of the file, one of the
+// directory.
+func writeExit(dir string, e Exit) error {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("encode exit: %w", err)
+	}
+	if err := writeFileDurably(dir, exitFile, b); err != nil {
+		return fmt.Errorf("write exit: %w", err)
+	}
+	return nil
+}

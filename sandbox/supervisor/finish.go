@@ -1,0 +1,85 @@
+package supervisor
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+// pipeLimit bounds the wait for the pipes' end once every process is dead. It
+// only ever passes if something outside the sandbox got hold of a pipe.
+const pipeLimit = 2 * time.Second
+
+// finish writes the verdict. By now no process of the sandbox is alive.
+func (r *run) finish(broken string) error {
+	if r.out.broken == "" {
+		r.out.broken = broken
+	}
+	if r.ended.IsZero() {
+		r.ended = time.Now()
+	}
+	var notes []string
+	r.closePipes(&notes)
+	r.out.oomKills = r.cgroups.oomKills()
+	peak := r.cgroups.peakMemory()
+	r.cgroups.kill()
+	if err := r.cgroups.remove(); err != nil {
+		notes = append(notes, err.Error())
+	}
+	exit := r.out.verdict()
+	exit.Started, exit.Ended = r.started, r.ended
+	exit.Usage = r.usage(peak)
+	if r.log != nil {
+		if err := r.log.close(); err != nil {
+			notes = append(notes, "part of the output could not be kept: "+err.Error())
+		}
+		exit.Log = r.log.snapshot()
+	}
+	exit.Detail = joinDetail(exit.Detail, notes)
+	err := writeExit(".", exit)
+	if r.server != nil {
+		r.server.close()
+	}
+	return err
+}
+
+// closePipes waits for the last output. Before init said hello the pipes carry
+// what bwrap has to say about a sandbox that it could not set up.
+func (r *run) closePipes(notes *[]string) {
+	if r.pump != nil {
+		if !r.pump.wait(pipeLimit) {
+			*notes = append(*notes, "an output pipe was still held open after the end of all processes")
+		}
+		return
+	}
+	if r.child.err < 1 {
+		return
+	}
+	f := os.NewFile(uintptr(r.child.err), "stderr")
+	defer f.Close()
+	b, _ := io.ReadAll(io.LimitReader(f, 4<<10))
+	said := strings.TrimSpace(string(b))
+	if r.out.broken == "" && r.out.cause == "" {
+		r.out.broken = fmt.Sprintf("the sandbox could not be set up: %s (%s)", said, describe(r.reaper.hostStatus()))
+	}
+}
+
+func (r *run) usage(peak int64) Usage {
+	u := Usage{PeakMemoryBytes: peak}
+	if r.reaper != nil {
+		ru := r.reaper.usage()
+		u.UserMicros = ru.Utime.Sec*1e6 + int64(ru.Utime.Usec)
+		u.SystemMicros = ru.Stime.Sec*1e6 + int64(ru.Stime.Usec)
+		u.MaxRSSBytes = ru.Maxrss << 10
+	}
+	return u
+}
+
+func joinDetail(detail string, notes []string) string {
+	if detail != "" {
+		notes = append([]string{detail}, notes...)
+	}
+	return strings.Join(notes, "; ")
+}

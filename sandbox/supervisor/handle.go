@@ -1,0 +1,186 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNeverStarted is Wait's answer for an execution whose command was never
+// started and, by the void mark now in its directory, never will be.
+var ErrNeverStarted = errors.New("execution never started")
+
+// Handle is the daemon's hold on one execution. It owns nothing that needs
+// closing, and any number of goroutines may use it.
+type Handle struct {
+	dir string
+	// gone is closed when the shim was reaped; nil if it isn't our child.
+	gone <-chan struct{}
+}
+
+// Dir is the execution's directory.
+func (h *Handle) Dir() string { return h.dir }
+
+// Wait returns the verdict once the execution has ended, or ctx's error. For an
+// execution that never started it gives ErrNeverStarted; the reason, where
+// there is one, stands in shim.log.
+func (h *Handle) Wait(ctx context.Context) (Exit, error) {
+	if err := h.awaitShim(ctx); err != nil {
+		return Exit{}, fmt.Errorf("wait for execution: %w", err)
+	}
+	state, err := resolve(h.dir)
+	if err != nil {
+		return Exit{}, fmt.Errorf("wait for execution: %w", err)
+	}
+	switch state {
+	case StateNeverStarted:
+		return Exit{}, fmt.Errorf("wait for execution: %w%s", ErrNeverStarted, shimComplaint(h.dir))
+	case StateRunning:
+		return Exit{}, fmt.Errorf("wait for execution: another supervisor took it over")
+	}
+	exit, _, err := ReadExit(h.dir)
+	return exit, err
+}
+
+func (h *Handle) awaitShim(ctx context.Context) error {
+	if h.gone == nil {
+		return awaitUnlock(ctx, h.dir)
+	}
+	select {
+	case <-h.gone:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// awaitUnlock returns when no shim holds the lock. The lock's release is an
+// inotify event because the shim holds it open for writing.
+func awaitUnlock(ctx context.Context, dir string) error {
+	w, err := newWatch(watchOn{dir, unix.IN_CLOSE_WRITE})
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	for {
+		err := probeLock(dir)
+		if !errors.Is(err, errLocked) {
+			return err
+		}
+		if err := w.wait(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// Cancel asks for the command's end: SIGTERM, the spec's grace, SIGKILL. It
+// returns when the wish is durable and, if a shim listens, known to it; Wait
+// tells when it is fulfilled. It may be repeated and comes too late without an
+// error: an execution that has ended keeps its verdict.
+func (h *Handle) Cancel(ctx context.Context, reason string) error {
+	if _, done, err := ReadExit(h.dir); err != nil || done {
+		return err
+	}
+	// The first reason stands.
+	found, err := exists(h.dir, cancelFile)
+	if err == nil && !found {
+		err = writeFileDurably(h.dir, cancelFile, []byte(reason))
+	}
+	if err != nil {
+		return fmt.Errorf("cancel execution: %w", err)
+	}
+	_, err = h.ask(ctx, askCancel)
+	if err != nil && !shimAbsent(err) {
+		return fmt.Errorf("cancel execution: %w", err)
+	}
+	return nil
+}
+
+// Status asks the shim, or reads the verdict if there is one. An execution
+// whose shim doesn't answer (it has not begun, or is ending) counts as running.
+func (h *Handle) Status(ctx context.Context) (Status, error) {
+	exit, done, err := ReadExit(h.dir)
+	if err != nil {
+		return Status{}, err
+	}
+	if done {
+		return Status{State: stateOf(exit), Started: exit.Started, Log: exit.Log}, nil
+	}
+	if found, err := exists(h.dir, voidFile); err != nil || found {
+		return Status{State: StateNeverStarted}, err
+	}
+	b, err := h.ask(ctx, askStatus)
+	if shimAbsent(err) {
+		return Status{State: StateRunning}, nil
+	}
+	if err != nil {
+		return Status{}, fmt.Errorf("ask shim: %w", err)
+	}
+	return parseStatus(b)
+}
+
+func shimAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) ||
+		errors.Is(err, unix.ECONNRESET) || errors.Is(err, errNoAnswer)
+}
+
+var errNoAnswer = errors.New("the shim ended without an answer")
+
+// ask sends one request and reads the answer. The socket is reached through
+// the directory's descriptor, since its path may be too long for an address.
+func (h *Handle) ask(ctx context.Context, request string) ([]byte, error) {
+	d, err := os.Open(h.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	addr := filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), sockFile)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
+		return nil, err
+	}
+	// A wake-up for ctx: shutting the socket down ends the blocking calls.
+	stop := context.AfterFunc(ctx, func() { _ = unix.Shutdown(fd, unix.SHUT_RDWR) })
+	defer stop()
+	b, err := exchange(fd, request)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return b, err
+}
+
+func exchange(fd int, request string) ([]byte, error) {
+	if err := send(fd, []byte(request)); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 4096)
+	for {
+		n, err := unix.Read(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == nil && n == 0 {
+			err = errNoAnswer
+		}
+		return buf[:max(n, 0)], err
+	}
+}
+
+// shimComplaint gives the end of shim.log in parentheses, if there is any.
+func shimComplaint(dir string) string {
+	b, err := os.ReadFile(filepath.Join(dir, shimLog))
+	if err != nil || len(b) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s)", b[max(0, len(b)-1000):])
+}

@@ -1,0 +1,183 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Init is pid 1 of the sandbox: "runnerd-shim init CONTROL_FD -- ARGV...". It
+// starts ARGV, reaps every orphan (F04), tells the shim how the leader ended
+// and exits, whereby the kernel kills whatever is left in the namespace.
+//
+// The leader and its children are hostile. They share init's uid, but not its
+// control socket: it is closed on exec, init is not dumpable (no ptrace, no
+// /proc/1/fd), and pidfd_getfd is denied by seccomp. Should they get init
+// killed all the same, the shim sees an end without a report, which is never a
+// success. Init returns only when it could not do its work.
+func Init(args []string) error {
+	runtime.LockOSThread()
+	control, argv, err := parseInitArgs(args)
+	if err != nil {
+		return err
+	}
+	if err := sealInit(control); err != nil {
+		return err
+	}
+	ignoreSignals()
+	buf := make([]byte, maxControlMsg)
+	n, err := unix.Read(control, buf)
+	if err != nil {
+		return fmt.Errorf("read control: %w", err)
+	}
+	config, err := parseInitConfig(buf[:n])
+	if err != nil {
+		return err
+	}
+	if err := send(control, []byte{msgHello}); err != nil {
+		return err
+	}
+	leader, err := startLeader(control, argv, config.limits)
+	if err != nil {
+		return errors.Join(err, send(control, asStartFailure(err).encode()))
+	}
+	go obeyControl(control)
+	return reap(control, leader, config.drain)
+}
+
+func parseInitArgs(args []string) (control int, argv []string, err error) {
+	if len(args) < 3 || args[1] != "--" {
+		return 0, nil, errors.New("usage: init CONTROL_FD -- PROGRAM ARGS...")
+	}
+	control, err = strconv.Atoi(args[0])
+	if err != nil || control < 3 {
+		return 0, nil, fmt.Errorf("control descriptor %q: want a number above 2", args[0])
+	}
+	return control, args[2:], nil
+}
+
+// sealInit keeps everything that init holds from its children.
+func sealInit(control int) error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("become undumpable: %w", err)
+	}
+	err := unix.CloseRange(3, uint(control)-1, unix.CLOSE_RANGE_CLOEXEC)
+	if control == 3 {
+		err = nil
+	}
+	if err == nil {
+		err = unix.CloseRange(uint(control), 1<<31-1, unix.CLOSE_RANGE_CLOEXEC)
+	}
+	if err == unix.ENOSYS || err == unix.EINVAL { // before Linux 5.11
+		err = closeOnExecAll()
+	}
+	if err != nil {
+		return fmt.Errorf("close descriptors on exec: %w", err)
+	}
+	return nil
+}
+
+func closeOnExecAll() error {
+	var lim syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
+		return err
+	}
+	for fd := 3; fd < int(min(lim.Cur, 65536)); fd++ {
+		unix.CloseOnExec(fd)
+	}
+	return nil
+}
+
+// ignoreSignals keeps the Go runtime's handlers in place and throws away what
+// they catch. Handlers, unlike SIG_IGN, are reset when the leader is executed.
+// As pid 1, init is immune to signals without a handler from its namespace.
+func ignoreSignals() {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch)
+}
+
+// obeyControl ends when the shim does, and init with it.
+func obeyControl(control int) {
+	buf := make([]byte, 16)
+	for {
+		n, err := unix.Read(control, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 {
+			os.Exit(1)
+		}
+		if buf[0] == msgTerm {
+			// Everything but init itself; a stopped process must see it too.
+			_ = unix.Kill(-1, unix.SIGTERM)
+			_ = unix.Kill(-1, unix.SIGCONT)
+		}
+	}
+}
+
+// reap collects children until none is left or, once the leader has ended, the
+// drain time is over.
+func reap(control, leader int, drain time.Duration) error {
+	for {
+		var status syscall.WaitStatus
+		var usage syscall.Rusage
+		pid, err := syscall.Wait4(-1, &status, syscall.WALL, &usage)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			os.Exit(0) // ECHILD: the namespace is empty
+		}
+		if pid != leader || !(status.Exited() || status.Signaled()) {
+			continue
+		}
+		if err := send(control, leaderEnd{status, usage.Maxrss << 10}.encode()); err != nil {
+			return err
+		}
+		time.AfterFunc(drain, func() { os.Exit(0) })
+	}
+}
+
+func send(fd int, msg []byte) error {
+	for {
+		err := unix.Sendto(fd, msg, unix.MSG_NOSIGNAL, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("write control: %w", err)
+		}
+		return nil
+	}
+}
+
+// lookPath gives what execve should try for program, in order.
+func lookPath(program string) []string {
+	if strings.Contains(program, "/") {
+		return []string{program}
+	}
+	var paths []string
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if dir != "" {
+			paths = append(paths, filepath.Join(dir, program))
+		}
+	}
+	return paths
+}
+
+func asStartFailure(err error) startFailure {
+	var f *startError
+	if errors.As(err, &f) {
+		return startFailure{f.errno, f.what}
+	}
+	return startFailure{syscall.EIO, err.Error()}
+}

@@ -1,0 +1,88 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// The shim's socket: SOCK_SEQPACKET, one request and one answer a connection.
+const (
+	askStatus = "status"
+	askCancel = "cancel"
+	saidOK    = "ok"
+)
+
+// server answers the daemon. The socket lies in the execution's directory,
+// which only the daemon's user can enter.
+type server struct {
+	fd   int
+	name string
+}
+
+// listen binds name, relative to the current directory: a socket's path is
+// limited to 108 bytes.
+func listen(name string) (*server, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("shim socket: %w", err)
+	}
+	_ = unix.Unlink(name)
+	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: name}); err == nil {
+		err = unix.Listen(fd, 16)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("shim socket: %w", err)
+	}
+	return &server{fd: fd, name: name}, nil
+}
+
+// serve handles the connections that wait. A client that says nothing is cut
+// off after a moment: it must not keep the shim from its other duties.
+func (s *server) serve(r *run) {
+	for {
+		conn, _, err := unix.Accept4(s.fd, unix.SOCK_CLOEXEC)
+		if err != nil {
+			return
+		}
+		patience := unix.Timeval{Usec: 100_000}
+		_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
+		buf := make([]byte, 64)
+		if n, err := unix.Read(conn, buf); err == nil && n > 0 {
+			_ = send(conn, r.answer(string(buf[:n])))
+		}
+		unix.Close(conn)
+	}
+}
+
+func (r *run) answer(request string) []byte {
+	switch request {
+	case askStatus:
+		b, err := json.Marshal(r.status())
+		if err != nil {
+			return []byte(err.Error())
+		}
+		return b
+	case askCancel:
+		r.checkCancel()
+		return []byte(saidOK)
+	}
+	return []byte("unknown request")
+}
+
+func (r *run) status() Status {
+	s := Status{State: StateRunning, ShimPID: os.Getpid(), LeaderPID: r.leader, Log: r.log.snapshot()}
+	if r.leader != 0 {
+		s.Started = r.started
+	}
+	s.Stopping = r.out.cause
+	return s
+}
+
+func (s *server) close() {
+	unix.Close(s.fd)
+	_ = unix.Unlink(s.name)
+}

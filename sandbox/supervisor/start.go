@@ -1,0 +1,76 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+)
+
+// shimEnv keeps the shim small: it has two busy goroutines and little garbage.
+var shimEnv = []string{"GOMAXPROCS=2", "GOGC=50", "GOMEMLIMIT=16MiB"}
+
+// Start writes the spec into dir, which must exist, be empty and be private
+// (0700), and starts a shim that outlives the caller. ctx bounds the start
+// alone. A shim that was started is reaped here, so none stays as a zombie.
+func Start(ctx context.Context, shimPath, dir string, spec Spec) (*Handle, error) {
+	spec.Version = SpecVersion
+	spec.applyDefaults()
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("start shim: %w", err)
+	}
+	if err := writeSpec(dir, spec); err != nil {
+		return nil, fmt.Errorf("start shim: %w", err)
+	}
+	complaints, err := os.OpenFile(filepath.Join(dir, shimLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start shim: %w", err)
+	}
+	defer complaints.Close()
+	cmd := exec.Command(shimPath, "supervise", dir)
+	cmd.Env = shimEnv
+	cmd.Stdout, cmd.Stderr = complaints, complaints
+	// A session of its own: no terminal, no signal meant for the daemon's
+	// group. No Pdeathsig: the shim must survive the daemon (I2).
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start shim: %w", err)
+	}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_ = cmd.Wait() // its verdict is in the directory, not in its status
+	}()
+	return &Handle{dir: dir, gone: gone}, nil
+}
+
+func writeSpec(dir string, spec Spec) error {
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encode spec: %w", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, logDir), 0o700); err != nil {
+		return err
+	}
+	return writeFileAtomically(dir, specFile, b)
+}
+
+// Attach finds an execution again after a restart of the daemon. It must not
+// run at the same time as Start for the same directory: where it finds no shim
+// it closes the case for good, see State.
+func Attach(ctx context.Context, dir string) (*Handle, State, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, "", fmt.Errorf("attach: %w", err)
+	}
+	state, err := resolve(dir)
+	if err != nil {
+		return nil, "", fmt.Errorf("attach to %s: %w", dir, err)
+	}
+	return &Handle{dir: dir}, state, nil
+}

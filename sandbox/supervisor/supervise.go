@@ -1,0 +1,320 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrRefused says that the execution already ran, or was declared void.
+var ErrRefused = errors.New("execution refused")
+
+// Supervise is the shim: it runs the execution in dir to its end. It must be
+// called on the process's main goroutine. A second shim for the same directory
+// returns at once, without an error, so that starting twice is harmless.
+func Supervise(dir string) error {
+	runtime.LockOSThread() // bwrap's life hangs on this thread's
+	if err := os.Chdir(dir); err != nil {
+		return fmt.Errorf("supervise: %w", err)
+	}
+	lock, err := lockForShim(".")
+	if errors.Is(err, errLocked) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("supervise %s: %w", dir, err)
+	}
+	defer lock.Close()
+	if err := refuseIfDone("."); err != nil {
+		return fmt.Errorf("supervise %s: %w", dir, err)
+	}
+	return newRun().supervise()
+}
+
+// refuseIfDone keeps an execution from being run twice (I3).
+func refuseIfDone(dir string) error {
+	for _, name := range []string{voidFile, exitFile, shimFile} {
+		found, err := exists(dir, name)
+		if err != nil {
+			return err
+		}
+		if found {
+			return fmt.Errorf("%w: %s exists", ErrRefused, name)
+		}
+	}
+	return nil
+}
+
+// run is one execution as its shim sees it. All fields belong to the main
+// goroutine.
+type run struct {
+	spec    Spec
+	cgroups cgroups
+	log     *logWriter
+	pump    *pump
+	server  *server
+	child   launched
+	reaper  *reaper
+
+	out      outcome
+	init     procID
+	initFD   int // pidfd, -1 while unknown
+	leader   int // host pid of the command, 0 before it is ready
+	started  time.Time
+	ended    time.Time
+	deadline time.Time // of the command, or of the set-up before it
+	killAt   time.Time // set once SIGTERM was sent
+	killed   bool
+}
+
+// setupLimit bounds what comes before the command: a sandbox that can't be set
+// up in this time (a hung network file system) never will be.
+const setupLimit = 60 * time.Second
+
+func newRun() *run { return &run{initFD: -1} }
+
+func (r *run) supervise() error {
+	r.started = time.Now()
+	r.deadline = r.started.Add(setupLimit)
+	spec, err := readSpec(specFile)
+	if err != nil {
+		return r.finish(err.Error())
+	}
+	r.spec, r.cgroups = spec, spec.Cgroups
+	if err := r.prepare(); err != nil {
+		return r.finish(err.Error())
+	}
+	if r.out.cause != "" {
+		return r.finish("")
+	}
+	r.child, err = launch(".", &r.spec)
+	if err != nil {
+		return r.finish(err.Error())
+	}
+	r.reaper.start(r.child.pid)
+	if err := r.cgroups.create(); err != nil {
+		r.breakOff(err.Error())
+	}
+	r.loop()
+	return r.finish("")
+}
+
+// prepare opens what must exist before the sandbox does.
+func (r *run) prepare() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become subreaper: %w", err)
+	}
+	if err := os.Mkdir(logDir, 0o700); err != nil && !os.IsExist(err) {
+		return fmt.Errorf("make log directory: %w", err)
+	}
+	r.log = newLogWriter(logDir, r.spec.Log)
+	var err error
+	if r.reaper, err = newReaper(); err != nil {
+		return err
+	}
+	if r.server, err = listen(sockFile); err != nil {
+		return err
+	}
+	// Whoever cancelled before the socket was there has left a file.
+	r.checkCancel()
+	return nil
+}
+
+// loop serves everything that happens until no process of the sandbox is left.
+func (r *run) loop() {
+	fds := []unix.PollFd{
+		{Fd: int32(r.reaper.event), Events: unix.POLLIN},
+		{Fd: int32(r.child.control), Events: unix.POLLIN},
+		{Fd: int32(r.server.fd), Events: unix.POLLIN},
+	}
+	for {
+		_, err := unix.Ppoll(fds, r.untilNextDeadline(), nil)
+		if err != nil && err != unix.EINTR {
+			r.breakOff("poll: " + err.Error())
+		}
+		// The leader's report first: an end of its own outranks a time-out.
+		if fds[1].Revents != 0 && !r.readControl() {
+			fds[1].Fd = -1
+		}
+		if fds[2].Revents != 0 {
+			r.server.serve(r)
+		}
+		if fds[0].Revents != 0 {
+			r.readControl()
+			return
+		}
+		r.checkDeadlines(time.Now())
+	}
+}
+
+func (r *run) untilNextDeadline() *unix.Timespec {
+	next := r.deadline
+	if !r.killAt.IsZero() {
+		next = r.killAt
+	}
+	if next.IsZero() || r.killed {
+		return nil
+	}
+	ts := unix.NsecToTimespec(max(time.Until(next), 0).Nanoseconds())
+	return &ts
+}
+
+func (r *run) checkDeadlines(now time.Time) {
+	switch {
+	case r.killed:
+	case !r.killAt.IsZero():
+		if !now.Before(r.killAt) {
+			r.kill()
+		}
+	case r.deadline.IsZero() || now.Before(r.deadline):
+	case r.leader == 0:
+		r.breakOff(fmt.Sprintf("the sandbox could not be set up within %s", setupLimit))
+	default:
+		r.stop(KindTimedOut, timeoutReason(r.spec.Timeout))
+	}
+}
+
+// readControl handles all waiting messages; false when nobody is left to send.
+func (r *run) readControl() bool {
+	buf := make([]byte, maxControlMsg)
+	for {
+		n, pid, err := recvControl(r.child.control, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == unix.EAGAIN {
+			return true
+		}
+		if err != nil || n == 0 {
+			return false
+		}
+		r.handle(buf[:n], pid)
+	}
+}
+
+func (r *run) handle(msg []byte, pid int) {
+	switch msg[0] {
+	case msgHello:
+		r.hello(pid)
+	case msgReady:
+		r.ready(pid)
+	case msgFail:
+		if f, ok := parseStartFailure(msg); ok && pid == r.init.PID {
+			r.out.failure = &f
+		}
+	case msgEnd:
+		if end, ok := parseLeaderEnd(msg); ok && pid == r.init.PID {
+			r.out.end = &end
+			r.ended = time.Now()
+			r.deadline = time.Time{} // init bounds what is left by the drain time
+			if r.out.cause == "" {
+				r.killAt = r.ended.Add(r.spec.Drain + r.spec.Grace) // should init fail to
+			}
+		}
+	}
+}
+
+// hello learns who init is. It is a child of bwrap, and not reaped while bwrap
+// lives, so its pid can't have been reused.
+func (r *run) hello(pid int) {
+	id, parent, err := identify(pid)
+	if err != nil || parent != r.child.pid || r.init.PID != 0 {
+		r.breakOff(fmt.Sprintf("init reported itself as process %d, which isn't the sandbox's", pid))
+		return
+	}
+	r.init = id
+	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+		r.initFD = fd
+	}
+	r.reaper.setInit(r.initFD)
+	// From here on the streams carry the command's output, not bwrap's.
+	r.pump = newPump(r.log, r.child.out, r.child.err)
+	r.child.out, r.child.err = -1, -1
+	go r.pump.run()
+}
+
+// ready puts the waiting leader into its control groups, makes the sandbox
+// findable after a crash, and lets the leader go.
+func (r *run) ready(pid int) {
+	if r.leader != 0 || r.out.cause != "" || r.out.broken != "" {
+		return
+	}
+	err := r.cgroups.enter(pid)
+	if err == nil {
+		err = r.recordIdentity()
+	}
+	if err == nil {
+		r.started = time.Now()
+		err = send(r.child.control, []byte{msgGo})
+	}
+	if err != nil {
+		r.breakOff(err.Error())
+		return
+	}
+	r.leader = pid
+	r.deadline = time.Time{}
+	if r.spec.Timeout > 0 {
+		r.deadline = r.started.Add(r.spec.Timeout)
+	}
+}
+
+func (r *run) recordIdentity() error {
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	self, _, err := identify(os.Getpid())
+	if err != nil {
+		return err
+	}
+	return shimIdentity{BootID: boot, Shim: self, Init: r.init}.write(".")
+}
+
+// breakOff gives up on a sandbox that can't be set up.
+func (r *run) breakOff(why string) {
+	if r.out.broken == "" {
+		r.out.broken = why
+	}
+	r.kill()
+}
+
+// stop asks the command to end and sets the time of its kill. Only the first
+// cause counts, and none after the leader's own end.
+func (r *run) stop(cause Kind, reason string) {
+	if r.out.cause != "" || r.out.end != nil {
+		return
+	}
+	r.out.cause, r.out.reason = cause, reason
+	if r.child.pid == 0 {
+		return // not launched yet
+	}
+	if r.leader == 0 || send(r.child.control, []byte{msgTerm}) != nil {
+		r.kill()
+		return
+	}
+	r.killAt = time.Now().Add(r.spec.Grace)
+}
+
+// kill ends the whole namespace at once.
+func (r *run) kill() {
+	r.killed = true
+	r.reaper.kill()
+}
+
+// checkCancel obeys the cancel file, if there is one.
+func (r *run) checkCancel() {
+	b, err := os.ReadFile(cancelFile)
+	if err != nil {
+		return
+	}
+	reason := strings.TrimSpace(string(b))
+	if reason == "" {
+		reason = "cancelled"
+	}
+	r.stop(KindCancelled, reason)
+}
