@@ -14,8 +14,8 @@
 //
 // Files of an execution's directory:
 //
-//	spec.json  what to run, written by the daemon
-//	lock       flock held by the shim while it lives
+//	spec.json  what to run, written by the daemon; the shim holds a flock on it
+//	           while it lives
 //	resolve    flock of those who settle the case of a dead shim
 //	shim.json  identity of shim and init, written before the command starts
 //	cancel     a durable wish to cancel, with its reason
@@ -23,7 +23,6 @@
 //	exit.json  the verdict; its presence means nothing of the sandbox is alive
 //	log/       segments of the output, see LogReader
 //	sock       the shim's socket, for status and cancel
-//	shim.log   what the shim itself had to complain about
 //
 // The package depends on the standard library and golang.org/x/sys alone: the
 // shim's start-up time and memory are paid once for every execution.

@@ -62,7 +62,8 @@ type LogStats struct {
 	StderrBytes  uint64 `json:"stderrBytes"`
 }
 
-// ReadExit gives the verdict in dir, or false while there is none.
+// ReadExit gives the verdict in dir, or false while there is none. One torn by a
+// power cut, before anybody was told of it, counts as none.
 func ReadExit(dir string) (Exit, bool, error) {
 	var e Exit
 	b, err := os.ReadFile(filepath.Join(dir, exitFile))
@@ -73,19 +74,18 @@ func ReadExit(dir string) (Exit, bool, error) {
 		return e, false, fmt.Errorf("read exit: %w", err)
 	}
 	if err := json.Unmarshal(b, &e); err != nil {
-		return e, false, fmt.Errorf("read exit of %s: %w", dir, err)
+		return Exit{}, false, nil
 	}
 	return e, true, nil
 }
 
-// writeExit makes the verdict durable: one fsync of the file, one of the
-// directory.
-func writeExit(dir string, e Exit) error {
+// publish makes the verdict durable in a file prepared for it.
+func (e Exit) publish(to *pendingFile) error {
 	b, err := json.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("encode exit: %w", err)
 	}
-	if err := writeFileDurably(dir, exitFile, b); err != nil {
+	if err := to.publishDurably(b); err != nil {
 		return fmt.Errorf("write exit: %w", err)
 	}
 	return nil

@@ -9,7 +9,6 @@ import (
 // Names in an execution's directory; doc.go says what they hold.
 const (
 	specFile    = "spec.json"
-	lockFile    = "lock"
 	resolveFile = "resolve"
 	shimFile    = "shim.json"
 	cancelFile  = "cancel"
@@ -17,44 +16,58 @@ const (
 	exitFile    = "exit.json"
 	sockFile    = "sock"
 	logDir      = "log"
-	shimLog     = "shim.log"
 )
 
-// writeFileAtomically replaces dir/name in one step. It survives a crash of the
-// process, not of the machine.
-func writeFileAtomically(dir, name string, data []byte) error {
-	tmp := filepath.Join(dir, name+".tmp")
-	if err := os.WriteFile(tmp, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, filepath.Join(dir, name))
+// pendingFile is a file that is made early, where time is free, and gets its
+// content and its name late, where it isn't: creating one costs far more than
+// writing and renaming it.
+type pendingFile struct {
+	f    *os.File
+	dir  string
+	name string
 }
 
-// writeFileDurably replaces dir/name in one step that survives a power cut.
+func newPendingFile(dir, name string) (*pendingFile, error) {
+	f, err := os.OpenFile(filepath.Join(dir, name+".tmp"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &pendingFile{f, dir, name}, nil
+}
+
+// publish gives the file its content and its name, in one step for all who look
+// for it. That survives a crash of the process, not of the machine.
+func (p *pendingFile) publish(data []byte) error {
+	if _, err := p.f.Write(data); err != nil {
+		return err
+	}
+	return os.Rename(p.f.Name(), filepath.Join(p.dir, p.name))
+}
+
+// publishDurably also survives a power cut once it returns. The rename comes
+// before the fsync on purpose: on a journaling file system one commit then
+// carries both. The price is that a power cut in between may leave a file with
+// torn content: readers of durable files must take one that they can't parse
+// for one that isn't there.
+func (p *pendingFile) publishDurably(data []byte) error {
+	if err := p.publish(data); err != nil {
+		return err
+	}
+	if err := p.f.Sync(); err != nil {
+		return err
+	}
+	return syncDir(p.dir)
+}
+
+func (p *pendingFile) close() { p.f.Close() }
+
 func writeFileDurably(dir, name string, data []byte) error {
-	tmp := filepath.Join(dir, name+".tmp")
-	if err := writeSynced(tmp, data); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, filepath.Join(dir, name)); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	p, err := newPendingFile(dir, name)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	return err
+	defer p.close()
+	return p.publishDurably(data)
 }
 
 func syncDir(dir string) error {

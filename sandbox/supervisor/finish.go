@@ -38,11 +38,21 @@ func (r *run) finish(broken string) error {
 		exit.Log = r.log.snapshot()
 	}
 	exit.Detail = joinDetail(exit.Detail, notes)
-	err := writeExit(".", exit)
 	if r.server != nil {
 		r.server.close()
 	}
-	return err
+	return r.publish(exit)
+}
+
+func (r *run) publish(exit Exit) error {
+	if r.exitFile == nil {
+		var err error
+		if r.exitFile, err = newPendingFile(".", exitFile); err != nil {
+			return fmt.Errorf("write exit: %w", err)
+		}
+	}
+	defer r.exitFile.close()
+	return exit.publish(r.exitFile)
 }
 
 // closePipes waits for the last output. Before init said hello the pipes carry

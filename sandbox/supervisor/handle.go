@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,8 +21,7 @@ var ErrNeverStarted = errors.New("execution never started")
 // closing, and any number of goroutines may use it.
 type Handle struct {
 	dir string
-	// gone is closed when the shim was reaped; nil if it isn't our child.
-	gone <-chan struct{}
+	end *shimEnd // nil if the shim isn't our child
 }
 
 // Dir is the execution's directory.
@@ -29,34 +29,43 @@ func (h *Handle) Dir() string { return h.dir }
 
 // Wait returns the verdict once the execution has ended, or ctx's error. For an
 // execution that never started it gives ErrNeverStarted; the reason, where
-// there is one, stands in shim.log.
+// the shim gave one, is part of the error.
 func (h *Handle) Wait(ctx context.Context) (Exit, error) {
-	if err := h.awaitShim(ctx); err != nil {
-		return Exit{}, fmt.Errorf("wait for execution: %w", err)
+	if h.end != nil {
+		select {
+		case <-h.end.gone:
+		case <-ctx.Done():
+			return Exit{}, fmt.Errorf("wait for execution: %w", context.Cause(ctx))
+		}
+		// Our shim is done: a verdict that exists now is durable.
+		if exit, found, err := ReadExit(h.dir); found || err != nil {
+			return exit, err
+		}
 	}
-	state, err := resolve(h.dir)
+	exit, err := h.waitWithoutChild(ctx)
 	if err != nil {
 		return Exit{}, fmt.Errorf("wait for execution: %w", err)
 	}
-	switch state {
-	case StateNeverStarted:
-		return Exit{}, fmt.Errorf("wait for execution: %w%s", ErrNeverStarted, shimComplaint(h.dir))
-	case StateRunning:
-		return Exit{}, fmt.Errorf("wait for execution: another supervisor took it over")
-	}
-	exit, _, err := ReadExit(h.dir)
-	return exit, err
+	return exit, nil
 }
 
-func (h *Handle) awaitShim(ctx context.Context) error {
-	if h.gone == nil {
-		return awaitUnlock(ctx, h.dir)
-	}
-	select {
-	case <-h.gone:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// waitWithoutChild goes by the lock alone.
+func (h *Handle) waitWithoutChild(ctx context.Context) (Exit, error) {
+	for {
+		if err := awaitUnlock(ctx, h.dir); err != nil {
+			return Exit{}, err
+		}
+		state, err := resolve(h.dir)
+		switch {
+		case err != nil:
+			return Exit{}, err
+		case state == StateRunning:
+			continue // a shim that was only about to start
+		case state == StateNeverStarted:
+			return Exit{}, fmt.Errorf("%w%s", ErrNeverStarted, h.complaint())
+		}
+		exit, _, err := ReadExit(h.dir)
+		return exit, err
 	}
 }
 
@@ -176,11 +185,10 @@ func exchange(fd int, request string) ([]byte, error) {
 	}
 }
 
-// shimComplaint gives the end of shim.log in parentheses, if there is any.
-func shimComplaint(dir string) string {
-	b, err := os.ReadFile(filepath.Join(dir, shimLog))
-	if err != nil || len(b) == 0 {
+// complaint gives what the shim said, in parentheses.
+func (h *Handle) complaint() string {
+	if h.end == nil || len(h.end.complaints) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (%s)", b[max(0, len(b)-1000):])
+	return fmt.Sprintf(" (%s)", bytes.TrimSpace(h.end.complaints))
 }

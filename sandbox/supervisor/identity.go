@@ -46,12 +46,12 @@ func readIdentity(dir string) (shimIdentity, bool, error) {
 	return id, true, nil
 }
 
-func (id shimIdentity) write(dir string) error {
+func (id shimIdentity) publish(to *pendingFile) error {
 	b, err := json.Marshal(id)
 	if err != nil {
 		return fmt.Errorf("encode identity: %w", err)
 	}
-	if err := writeFileAtomically(dir, shimFile, b); err != nil {
+	if err := to.publish(b); err != nil {
 		return fmt.Errorf("write identity: %w", err)
 	}
 	return nil

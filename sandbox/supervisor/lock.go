@@ -3,6 +3,7 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -12,18 +13,22 @@ import (
 // errLocked says that a shim holds the execution's lock.
 var errLocked = errors.New("execution is locked by its supervisor")
 
-// lockForShim takes the lock that the shim holds for life. The descriptor is
-// open for writing on purpose: its close, even by the shim's death, is then an
-// IN_CLOSE_WRITE that waiters see.
+// lockForShim takes the lock that the shim holds for life: on spec.json, without
+// which there is nothing to run. The descriptor is open for writing on purpose:
+// its close, even by the shim's death, is then an IN_CLOSE_WRITE that waiters
+// see.
 func lockForShim(dir string) (*os.File, error) {
-	return flock(dir, lockFile, os.O_RDWR|os.O_CREATE, unix.LOCK_EX|unix.LOCK_NB)
+	return flock(dir, specFile, os.O_RDWR, unix.LOCK_EX|unix.LOCK_NB)
 }
 
 // probeLock fails with errLocked while the shim lives. It is shared, so that
 // two waiters never take one another for the shim, and open for reading, so
 // that it wakes no waiter.
 func probeLock(dir string) error {
-	f, err := flock(dir, lockFile, os.O_RDONLY|os.O_CREATE, unix.LOCK_SH|unix.LOCK_NB)
+	f, err := flock(dir, specFile, os.O_RDONLY, unix.LOCK_SH|unix.LOCK_NB)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -39,12 +44,15 @@ func lockToResolve(dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	shims, err := flock(dir, lockFile, os.O_RDONLY|os.O_CREATE, unix.LOCK_SH|unix.LOCK_NB)
+	spec, err := flock(dir, specFile, os.O_RDONLY, unix.LOCK_SH|unix.LOCK_NB)
+	if errors.Is(err, fs.ErrNotExist) {
+		return func() { ours.Close() }, nil // the daemon died before it wrote one
+	}
 	if err != nil {
 		ours.Close()
 		return nil, err
 	}
-	return func() { shims.Close(); ours.Close() }, nil
+	return func() { spec.Close(); ours.Close() }, nil
 }
 
 func flock(dir, name string, flags, how int) (*os.File, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,26 +29,39 @@ func Start(ctx context.Context, shimPath, dir string, spec Spec) (*Handle, error
 	if err := writeSpec(dir, spec); err != nil {
 		return nil, fmt.Errorf("start shim: %w", err)
 	}
-	complaints, err := os.OpenFile(filepath.Join(dir, shimLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	ours, theirs, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start shim: %w", err)
 	}
-	defer complaints.Close()
+	defer theirs.Close()
 	cmd := exec.Command(shimPath, "supervise", dir)
 	cmd.Env = shimEnv
-	cmd.Stdout, cmd.Stderr = complaints, complaints
+	cmd.Stderr = theirs
 	// A session of its own: no terminal, no signal meant for the daemon's
 	// group. No Pdeathsig: the shim must survive the daemon (I2).
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
+		ours.Close()
 		return nil, fmt.Errorf("start shim: %w", err)
 	}
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		_ = cmd.Wait() // its verdict is in the directory, not in its status
-	}()
-	return &Handle{dir: dir, gone: gone}, nil
+	end := &shimEnd{gone: make(chan struct{})}
+	go end.await(cmd, ours)
+	return &Handle{dir: dir, end: end}, nil
+}
+
+// shimEnd is what a daemon learns of a shim that is its child. The pipe that is
+// the shim's standard error carries its complaints, should it have any, and ends
+// when the shim has done its work, a little earlier than the process does.
+type shimEnd struct {
+	gone       chan struct{}
+	complaints []byte // valid once gone is closed
+}
+
+func (e *shimEnd) await(cmd *exec.Cmd, stderr *os.File) {
+	e.complaints, _ = io.ReadAll(io.LimitReader(stderr, 4<<10))
+	close(e.gone)
+	stderr.Close()
+	_ = cmd.Wait() // the verdict is in the directory, not in the status
 }
 
 func writeSpec(dir string, spec Spec) error {
@@ -58,7 +72,7 @@ func writeSpec(dir string, spec Spec) error {
 	if err := os.Mkdir(filepath.Join(dir, logDir), 0o700); err != nil {
 		return err
 	}
-	return writeFileAtomically(dir, specFile, b)
+	return os.WriteFile(filepath.Join(dir, specFile), b, 0o600)
 }
 
 // Attach finds an execution again after a restart of the daemon. It must not

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 )
 
@@ -85,7 +86,7 @@ func settleLost(dir string, id shimIdentity) error {
 			return fmt.Errorf("end a lost sandbox: %w", err)
 		}
 	}
-	if spec, err := readSpec(dir + "/" + specFile); err == nil {
+	if spec, err := readSpec(filepath.Join(dir, specFile)); err == nil {
 		cgroups(spec.Cgroups).kill()
 		if err := cgroups(spec.Cgroups).remove(); err != nil {
 			detail += "; " + err.Error()
@@ -95,7 +96,12 @@ func settleLost(dir string, id shimIdentity) error {
 	if err != nil {
 		detail += "; " + err.Error()
 	}
-	return writeExit(dir, Exit{Kind: KindLost, Detail: detail, Ended: time.Now(), Log: stats})
+	to, err := newPendingFile(dir, exitFile)
+	if err != nil {
+		return fmt.Errorf("write exit: %w", err)
+	}
+	defer to.close()
+	return Exit{Kind: KindLost, Detail: detail, Ended: time.Now(), Log: stats}.publish(to)
 }
 
 func parseStatus(b []byte) (Status, error) {

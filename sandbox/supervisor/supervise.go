@@ -33,7 +33,13 @@ func Supervise(dir string) error {
 	if err := refuseIfDone("."); err != nil {
 		return fmt.Errorf("supervise %s: %w", dir, err)
 	}
-	return newRun().supervise()
+	if err := newRun().supervise(); err != nil {
+		return fmt.Errorf("supervise %s: %w", dir, err)
+	}
+	// The end of standard error tells the daemon that there is a verdict, a
+	// little earlier than the end of the process does.
+	unix.Close(unix.Stderr)
+	return nil
 }
 
 // refuseIfDone keeps an execution from being run twice (I3).
@@ -62,7 +68,9 @@ type run struct {
 	reaper  *reaper
 
 	out      outcome
-	init     procID
+	identity shimIdentity
+	shimFile *pendingFile
+	exitFile *pendingFile
 	initFD   int // pidfd, -1 while unknown
 	leader   int // host pid of the command, 0 before it is ready
 	started  time.Time
@@ -86,35 +94,44 @@ func (r *run) supervise() error {
 		return r.finish(err.Error())
 	}
 	r.spec, r.cgroups = spec, spec.Cgroups
-	if err := r.prepare(); err != nil {
+	if r.reaper, err = newReaper(); err != nil {
 		return r.finish(err.Error())
 	}
-	if r.out.cause != "" {
-		return r.finish("")
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return r.finish("become subreaper: " + err.Error())
 	}
-	r.child, err = launch(".", &r.spec)
-	if err != nil {
+	if r.child, err = launch(".", &r.spec); err != nil {
 		return r.finish(err.Error())
 	}
 	r.reaper.start(r.child.pid)
-	if err := r.cgroups.create(); err != nil {
+	// bwrap takes milliseconds to build the sandbox, in which no command runs
+	// before this process says so: time for all the rest.
+	if err := r.prepare(); err != nil {
 		r.breakOff(err.Error())
 	}
 	r.loop()
 	return r.finish("")
 }
 
-// prepare opens what must exist before the sandbox does.
-func (r *run) prepare() error {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become subreaper: %w", err)
-	}
+// prepare gets ready what the command's start needs.
+func (r *run) prepare() (err error) {
 	if err := os.Mkdir(logDir, 0o700); err != nil && !os.IsExist(err) {
 		return fmt.Errorf("make log directory: %w", err)
 	}
 	r.log = newLogWriter(logDir, r.spec.Log)
-	var err error
-	if r.reaper, err = newReaper(); err != nil {
+	if r.shimFile, err = newPendingFile(".", shimFile); err != nil {
+		return err
+	}
+	if r.exitFile, err = newPendingFile(".", exitFile); err != nil {
+		return err
+	}
+	if r.identity.BootID, err = bootID(); err != nil {
+		return err
+	}
+	if r.identity.Shim, _, err = identify(os.Getpid()); err != nil {
+		return err
+	}
+	if err := r.cgroups.create(); err != nil {
 		return err
 	}
 	if r.server, err = listen(sockFile); err != nil {
@@ -130,7 +147,10 @@ func (r *run) loop() {
 	fds := []unix.PollFd{
 		{Fd: int32(r.reaper.event), Events: unix.POLLIN},
 		{Fd: int32(r.child.control), Events: unix.POLLIN},
-		{Fd: int32(r.server.fd), Events: unix.POLLIN},
+		{Fd: -1, Events: unix.POLLIN},
+	}
+	if r.server != nil {
+		fds[2].Fd = int32(r.server.fd)
 	}
 	for {
 		_, err := unix.Ppoll(fds, r.untilNextDeadline(), nil)
@@ -204,11 +224,11 @@ func (r *run) handle(msg []byte, pid int) {
 	case msgReady:
 		r.ready(pid)
 	case msgFail:
-		if f, ok := parseStartFailure(msg); ok && pid == r.init.PID {
+		if f, ok := parseStartFailure(msg); ok && pid == r.identity.Init.PID {
 			r.out.failure = &f
 		}
 	case msgEnd:
-		if end, ok := parseLeaderEnd(msg); ok && pid == r.init.PID {
+		if end, ok := parseLeaderEnd(msg); ok && pid == r.identity.Init.PID {
 			r.out.end = &end
 			r.ended = time.Now()
 			r.deadline = time.Time{} // init bounds what is left by the drain time
@@ -223,15 +243,18 @@ func (r *run) handle(msg []byte, pid int) {
 // lives, so its pid can't have been reused.
 func (r *run) hello(pid int) {
 	id, parent, err := identify(pid)
-	if err != nil || parent != r.child.pid || r.init.PID != 0 {
+	if err != nil || parent != r.child.pid || r.identity.Init.PID != 0 {
 		r.breakOff(fmt.Sprintf("init reported itself as process %d, which isn't the sandbox's", pid))
 		return
 	}
-	r.init = id
+	r.identity.Init = id
 	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
 		r.initFD = fd
 	}
 	r.reaper.setInit(r.initFD)
+	if r.out.broken != "" {
+		return // killed already
+	}
 	// From here on the streams carry the command's output, not bwrap's.
 	r.pump = newPump(r.log, r.child.out, r.child.err)
 	r.child.out, r.child.err = -1, -1
@@ -246,7 +269,7 @@ func (r *run) ready(pid int) {
 	}
 	err := r.cgroups.enter(pid)
 	if err == nil {
-		err = r.recordIdentity()
+		err = r.identity.publish(r.shimFile)
 	}
 	if err == nil {
 		r.started = time.Now()
@@ -261,18 +284,6 @@ func (r *run) ready(pid int) {
 	if r.spec.Timeout > 0 {
 		r.deadline = r.started.Add(r.spec.Timeout)
 	}
-}
-
-func (r *run) recordIdentity() error {
-	boot, err := bootID()
-	if err != nil {
-		return err
-	}
-	self, _, err := identify(os.Getpid())
-	if err != nil {
-		return err
-	}
-	return shimIdentity{BootID: boot, Shim: self, Init: r.init}.write(".")
 }
 
 // breakOff gives up on a sandbox that can't be set up.
@@ -290,9 +301,6 @@ func (r *run) stop(cause Kind, reason string) {
 		return
 	}
 	r.out.cause, r.out.reason = cause, reason
-	if r.child.pid == 0 {
-		return // not launched yet
-	}
 	if r.leader == 0 || send(r.child.control, []byte{msgTerm}) != nil {
 		r.kill()
 		return
