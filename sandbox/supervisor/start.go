@@ -44,7 +44,7 @@ func Start(ctx context.Context, shimPath, dir string, spec Spec) (*Handle, error
 		ours.Close()
 		return nil, fmt.Errorf("start shim: %w", err)
 	}
-	end := &shimEnd{gone: make(chan struct{})}
+	end := &shimEnd{gone: make(chan struct{}), reaped: make(chan struct{})}
 	go end.await(cmd, ours)
 	return &Handle{dir: dir, end: end}, nil
 }
@@ -55,6 +55,7 @@ func Start(ctx context.Context, shimPath, dir string, spec Spec) (*Handle, error
 type shimEnd struct {
 	gone       chan struct{}
 	complaints []byte // valid once gone is closed
+	reaped     chan struct{}
 }
 
 func (e *shimEnd) await(cmd *exec.Cmd, stderr *os.File) {
@@ -62,6 +63,7 @@ func (e *shimEnd) await(cmd *exec.Cmd, stderr *os.File) {
 	close(e.gone)
 	stderr.Close()
 	_ = cmd.Wait() // the verdict is in the directory, not in the status
+	close(e.reaped)
 }
 
 func writeSpec(dir string, spec Spec) error {
