@@ -13,31 +13,45 @@ import (
 // of their numbers there, and fills them into arguments.
 type fdTable struct {
 	files []*os.File
-	pairs []string // old, new, old, new, ... for strings.Replacer
+	pairs []string // placeholder, value, placeholder, value, ...
 }
 
 func (t *fdTable) add(name string, f *os.File) {
 	if name != "" {
-		t.pairs = append(t.pairs, "{fd:"+name+"}", strconv.Itoa(len(t.files)))
+		n := strconv.Itoa(len(t.files))
+		t.pairs = append(t.pairs, "{fd:"+name+"}", n, "{path:"+name+"}", "/proc/self/fd/"+n)
 	}
 	t.files = append(t.files, f)
 }
 
-// resolve replaces the placeholders in args; an unknown one is an error.
-func (t *fdTable) resolve(args []string) ([]string, error) {
-	r := strings.NewReplacer(t.pairs...)
+// literalMark begins an argument that is no placeholder, whatever it looks like.
+const literalMark = "{=}"
+
+// Literal protects an argument that others chose from being taken for a
+// placeholder in Spec.Argv or FileArg.Args.
+func Literal(arg string) string {
+	if strings.HasPrefix(arg, "{") {
+		return literalMark + arg
+	}
+	return arg
+}
+
+// resolve replaces the arguments that are placeholders.
+func (t *fdTable) resolve(args []string) []string {
+	values := make(map[string]string, len(t.pairs)/2)
+	for i := 0; i < len(t.pairs); i += 2 {
+		values[t.pairs[i]] = t.pairs[i+1]
+	}
 	out := make([]string, len(args))
 	for i, arg := range args {
-		if !strings.HasPrefix(arg, "{fd:") {
-			out[i] = arg
-			continue
-		}
-		out[i] = r.Replace(arg)
-		if out[i] == arg {
-			return nil, fmt.Errorf("%w: argument %q names no file of the spec", ErrSpec, arg)
+		out[i] = arg
+		if v, ok := values[arg]; ok {
+			out[i] = v
+		} else if literal, ok := strings.CutPrefix(arg, literalMark); ok {
+			out[i] = literal
 		}
 	}
-	return out, nil
+	return out
 }
 
 func (t *fdTable) descriptors() []uintptr {
@@ -74,10 +88,7 @@ func (t *fdTable) addFiles(files []FileArg, open func(FileArg) (*os.File, error)
 		if f.Args == nil {
 			continue
 		}
-		args, err := t.resolve(f.Args)
-		if err != nil {
-			return err
-		}
+		args := t.resolve(f.Args)
 		file, err := anonymousFile(f.Name, []byte(strings.Join(args, "\x00")+"\x00"))
 		if err != nil {
 			return err

@@ -145,6 +145,22 @@ func TestCancelBeforeTheStart(t *testing.T) {
 	}
 }
 
+// A cancel may strike at any moment of the set-up; none leaves anything behind.
+func TestCancelDuringSetUp(t *testing.T) {
+	for i := range 40 {
+		f := newFixture(t, "sleep", "1000")
+		h := f.start(t)
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // the moment is the input
+		if err := h.Cancel(t.Context(), "now"); err != nil {
+			t.Fatal(err)
+		}
+		if e := wait(t, h); e.Kind != KindCancelled {
+			t.Fatalf("after %d00 us: %+v", 3*i, e)
+		}
+		f.assertNoGhost(t)
+	}
+}
+
 func TestCancelAfterTheEndKeepsTheVerdict(t *testing.T) {
 	f := newFixture(t, "sh", "-c", "exit 4")
 	h := f.start(t)

@@ -42,10 +42,7 @@ func launch(dir string, spec *Spec) (l launched, err error) {
 	if err != nil {
 		return l, err
 	}
-	argv, err := table.resolve(spec.Argv)
-	if err != nil {
-		return l, err
-	}
+	argv := table.resolve(spec.Argv)
 	l.pid, err = syscall.ForkExec(argv[0], argv, procAttr(spec, table))
 	if err != nil {
 		return l, fmt.Errorf("start %s: %w", argv[0], err)

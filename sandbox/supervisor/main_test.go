@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 )
@@ -42,15 +43,23 @@ func testMain(m *testing.M) int {
 // required.
 func requireBwrap(t testing.TB) {
 	t.Helper()
-	out, err := exec.Command("bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--unshare-user", "--proc", "/proc", "true").CombinedOutput()
+	err := probeBwrap()
 	if err == nil {
 		return
 	}
 	if os.Getenv("SKERRY_REQUIRE_PROBES") == "1" {
-		t.Fatalf("bubblewrap can't make a sandbox here: %v: %s", err, out)
+		t.Fatal(err)
 	}
-	t.Skipf("bubblewrap can't make a sandbox here: %v: %s", err, out)
+	t.Skip(err)
 }
+
+var probeBwrap = sync.OnceValue(func() error {
+	out, err := exec.Command("bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--unshare-user", "--as-pid-1", "--proc", "/proc", "true").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("bubblewrap can't make a sandbox here: %w: %s", err, out)
+	}
+	return nil
+})
 
 const (
 	testUID = 54321

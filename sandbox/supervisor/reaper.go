@@ -1,7 +1,10 @@
 package supervisor
 
 import (
+	"bytes"
 	"fmt"
+	"os"
+	"strconv"
 	"sync"
 	"syscall"
 
@@ -66,7 +69,7 @@ func (r *reaper) waitOne() bool {
 	if pid == r.host {
 		r.host, r.status = 0, status
 		// bwrap is gone: init must not live on, whatever ended bwrap.
-		r.killInit()
+		killChildren()
 	}
 	return true
 }
@@ -99,6 +102,28 @@ func (r *reaper) kill() {
 
 func (r *reaper) killInit() bool {
 	return r.initFD >= 0 && unix.PidfdSendSignal(r.initFD, unix.SIGKILL, nil, 0) == nil
+}
+
+// killChildren kills what the shim has inherited. bwrap asks for its own child's
+// death together with its own only late in the set-up: killed before, it leaves
+// a child that waits for it for ever. Nobody else reaps children here, so their
+// pids can't be reused meanwhile.
+func killChildren() {
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return
+	}
+	for _, task := range tasks {
+		b, err := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
+		if err != nil {
+			continue
+		}
+		for pid := range bytes.FieldsSeq(b) {
+			if n, err := strconv.Atoi(string(pid)); err == nil {
+				_ = unix.Kill(n, unix.SIGKILL)
+			}
+		}
+	}
 }
 
 func (r *reaper) usage() syscall.Rusage {

@@ -32,8 +32,9 @@ type Spec struct {
 	Version int    `json:"version"`
 	ID      string `json:"id"`
 	// Argv is the complete host command, program first. "{fd:NAME}" stands for
-	// the number of the inherited descriptor of the file NAME; "{fd:control}"
-	// for the control socket, which must reach Init.
+	// the number of the inherited descriptor of the file NAME, "{path:NAME}" for
+	// its path below /proc/self/fd, and "{fd:control}" for the control socket,
+	// which must reach Init. Only whole arguments are placeholders; see Literal.
 	Argv []string `json:"argv"`
 	// Env is the environment of the host command, not of the sandbox.
 	Env   []string  `json:"env,omitempty"`

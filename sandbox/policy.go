@@ -1,0 +1,197 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// Places inside every sandbox.
+const (
+	WorkspaceDir = "/workspace"
+	EnvDir       = "/opt/env"
+	HomeDir      = "/home/agent"
+	// InitPath is where the supervisor's binary, pid 1, is seen.
+	InitPath = "/.skerry/init"
+)
+
+// The user inside every sandbox.
+const (
+	UserName = "agent"
+	UserID   = 1000
+	GroupID  = 1000
+)
+
+// Network is what a sandbox can reach.
+type Network string
+
+// NetworkNone is a network name space with nothing but its own loopback.
+const NetworkNone Network = "none"
+
+// ErrRootInSandbox says that sandboxed code would have run as the host's root.
+var ErrRootInSandbox = errors.New("sandboxed code must not run as the host's uid or gid 0")
+
+// PolicyError says which field of a policy is unusable and what to do.
+type PolicyError struct {
+	Field   string
+	Problem string
+	Err     error // may be nil
+}
+
+func (e *PolicyError) Error() string { return "sandbox policy: " + e.Field + ": " + e.Problem }
+
+// Unwrap gives the error class, if there is one.
+func (e *PolicyError) Unwrap() error { return e.Err }
+
+// Policy is all that one execution may see and use.
+type Policy struct {
+	// Rootfs is the host path of the read-only root (see BuildRootfs): /etc,
+	// mount points, nothing else.
+	Rootfs string
+	// System directories of the host are seen read-only at their own paths.
+	System []string
+	// Workspace is the host path of the directory seen at WorkspaceDir. It must
+	// belong to HostUID.
+	Workspace string
+	// EnvPrefix, if not empty, is seen read-only at EnvDir.
+	EnvPrefix string
+	// Init is the host path of runnerd-shim.
+	Init string
+	// ReadOnly are further host paths; their targets must be mount points of
+	// the rootfs or lie in a writable place of the sandbox.
+	ReadOnly []Bind
+
+	Args []string
+	// Cwd inside the sandbox; empty is WorkspaceDir.
+	Cwd string
+	// Env adds to, and overrides, the environment every sandbox has.
+	Env map[string]string
+
+	// Sizes of the private file systems in memory; zero means the default.
+	TmpBytes  int64
+	ShmBytes  int64
+	HomeBytes int64
+
+	Network  Network
+	Hostname string
+	// HostUID and HostGID are who the code is on the host. Zero means the
+	// daemon's own, which root may not choose.
+	HostUID uint32
+	HostGID uint32
+
+	Limits Limits
+	// CgroupNamespace hides the host's control group paths.
+	CgroupNamespace bool
+}
+
+// Bind is one host path seen at Target.
+type Bind struct {
+	Source string
+	Target string
+}
+
+// Limits bound one execution; zero means no limit beyond the host's own.
+type Limits struct {
+	CPUs        float64
+	MemoryBytes int64
+	MaxProcs    int64
+	NoFile      uint64
+	FileSize    uint64
+}
+
+// Default sizes and limits.
+const (
+	DefaultTmpBytes  = 1 << 30
+	DefaultShmBytes  = 1 << 30
+	DefaultHomeBytes = 256 << 20
+	DefaultMaxProcs  = 4096
+	DefaultNoFile    = 65536
+	runBytes         = 16 << 20
+)
+
+// withDefaults fills in what the caller left open.
+func (p Policy) withDefaults() Policy {
+	orDefault(&p.Cwd, WorkspaceDir)
+	orDefault(&p.TmpBytes, DefaultTmpBytes)
+	orDefault(&p.ShmBytes, DefaultShmBytes)
+	orDefault(&p.HomeBytes, DefaultHomeBytes)
+	orDefault(&p.Network, NetworkNone)
+	orDefault(&p.Hostname, "skerry")
+	orDefault(&p.Limits.MaxProcs, DefaultMaxProcs)
+	orDefault(&p.Limits.NoFile, DefaultNoFile)
+	orDefault(&p.HostUID, uint32(os.Getuid()))
+	orDefault(&p.HostGID, uint32(os.Getgid()))
+	return p
+}
+
+func orDefault[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}
+
+// validate expects the defaults to be filled in.
+func (p Policy) validate() error {
+	if p.HostUID == 0 || p.HostGID == 0 {
+		return &PolicyError{"HostUID", "the daemon is root: set an unprivileged uid and gid for the agent", ErrRootInSandbox}
+	}
+	if os.Getuid() != 0 && (p.HostUID != uint32(os.Getuid()) || p.HostGID != uint32(os.Getgid())) {
+		return &PolicyError{"HostUID", fmt.Sprintf("only a daemon that is root can run code as another user (%d)", p.HostUID), nil}
+	}
+	if len(p.Args) == 0 || p.Args[0] == "" {
+		return &PolicyError{"Args", "no program to run", nil}
+	}
+	if p.Network != NetworkNone {
+		return &PolicyError{"Network", fmt.Sprintf("%q is not supported; use %q", p.Network, NetworkNone), nil}
+	}
+	if p.Limits.CPUs < 0 || p.Limits.MemoryBytes < 0 || p.Limits.MaxProcs < 0 || p.TmpBytes < 0 || p.ShmBytes < 0 || p.HomeBytes < 0 {
+		return &PolicyError{"Limits", "sizes and limits must not be negative", nil}
+	}
+	return errors.Join(p.validatePaths(), p.validateText())
+}
+
+func (p Policy) validatePaths() error {
+	needed := []struct{ field, path string }{
+		{"Rootfs", p.Rootfs}, {"Workspace", p.Workspace}, {"Init", p.Init},
+	}
+	for _, dir := range p.System {
+		needed = append(needed, struct{ field, path string }{"System", dir})
+	}
+	for _, b := range p.ReadOnly {
+		needed = append(needed, struct{ field, path string }{"ReadOnly", b.Source}, struct{ field, path string }{"ReadOnly", b.Target})
+	}
+	if p.EnvPrefix != "" {
+		needed = append(needed, struct{ field, path string }{"EnvPrefix", p.EnvPrefix})
+	}
+	for _, n := range needed {
+		if !filepath.IsAbs(n.path) || filepath.Clean(n.path) != n.path {
+			return &PolicyError{n.field, fmt.Sprintf("%q is not a clean absolute path", n.path), nil}
+		}
+	}
+	if !path.IsAbs(p.Cwd) {
+		return &PolicyError{"Cwd", fmt.Sprintf("%q is not an absolute path", p.Cwd), nil}
+	}
+	return nil
+}
+
+// validateText refuses what can't be an argument or variable at all.
+func (p Policy) validateText() error {
+	for _, arg := range p.Args {
+		if strings.ContainsRune(arg, 0) {
+			return &PolicyError{"Args", "an argument has a NUL byte", nil}
+		}
+	}
+	for name, value := range p.Env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return &PolicyError{"Env", fmt.Sprintf("%q is no name, or its value no text, of an environment variable", name), nil}
+		}
+	}
+	if strings.ContainsRune(p.Cwd+p.Hostname, 0) {
+		return &PolicyError{"Cwd", "a NUL byte", nil}
+	}
+	return nil
+}
