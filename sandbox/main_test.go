@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -129,6 +130,7 @@ func benchmarkHost(b *testing.B, change func(*Config), prepare func(*Policy)) {
 		prepare(&w.policy)
 	}
 	base := privateDir(b)
+	defer reportCPU(b)()
 	for i := 0; b.Loop(); i++ {
 		spec, err := w.host.Command(fmt.Sprintf("ex_%d_%d", os.Getpid(), i), w.policy)
 		if err != nil {
@@ -149,6 +151,20 @@ func benchmarkHost(b *testing.B, change func(*Config), prepare func(*Policy)) {
 	}
 }
 
+// reportCPU adds the processor time of the child processes, which tells more
+// than the clock on a machine that does other things as well.
+func reportCPU(b *testing.B) func() {
+	now := func() int64 {
+		var r syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_CHILDREN, &r); err != nil {
+			b.Fatal(err)
+		}
+		return r.Utime.Nano() + r.Stime.Nano()
+	}
+	before := now()
+	return func() { b.ReportMetric(float64(now()-before)/float64(b.N)/1e6, "cpu-ms/op") }
+}
+
 // The complete sandbox, supervised, from policy to durable verdict.
 func BenchmarkExecution(b *testing.B) {
 	b.Run("rlimits", func(b *testing.B) { benchmarkHost(b, func(c *Config) { c.NoCgroups = true }, nil) })
@@ -158,6 +174,7 @@ func BenchmarkExecution(b *testing.B) {
 	})
 	b.Run("raw bwrap", func(b *testing.B) {
 		sandboxtest.RequireBwrap(b)
+		defer reportCPU(b)()
 		for b.Loop() {
 			if out, err := exec.Command("bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "/bin/true").CombinedOutput(); err != nil {
 				b.Fatalf("%v: %s", err, out)

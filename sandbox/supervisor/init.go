@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,7 +24,6 @@ import (
 // killed all the same, the shim sees an end without a report, which is never a
 // success. Init returns only when it could not do its work.
 func Init(args []string) error {
-	runtime.LockOSThread()
 	control, argv, err := parseInitArgs(args)
 	if err != nil {
 		return err

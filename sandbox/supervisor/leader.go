@@ -120,8 +120,9 @@ func awaitExec(pipe, pid int, program string) error {
 	return &startError{syscall.Errno(report[1]), what}
 }
 
-// fork clones the calling thread, which must be locked, with all signals
-// blocked: no handler of the Go runtime may run in the child.
+// fork clones the calling thread with all signals blocked: no handler of the Go
+// runtime may run in the child. As the function neither splits its stack nor,
+// between the masks, can be preempted, it stays on one thread by itself.
 //
 //go:noinline
 //go:norace
