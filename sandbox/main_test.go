@@ -25,6 +25,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// The same as an ordinary user, whose agents share its uid.
+func TestAsOrdinaryUser(t *testing.T) {
+	sandboxtest.AsOrdinaryUser(t, shimBinary, "I7Sealed|SystemCalls|F15|F16|F2|Granted|Probe|ProcessLimit|OldBwrap|NeverRoot|Rootfs")
+}
+
 const (
 	testUID = 54321
 	testGID = 54322

@@ -6,60 +6,28 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
+
+	"skerry.internal/sandbox/sandboxtest"
 )
 
 // shimBinary is built once for all tests.
 var shimBinary string
 
 func TestMain(m *testing.M) {
-	os.Exit(testMain(m))
-}
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "shim")
+	code, err := sandboxtest.Main(m, &shimBinary)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		return 1
+		code = 1
 	}
-	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	shimBinary = filepath.Join(dir, "runnerd-shim")
-	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", shimBinary, "skerry.internal/cmd/runnerd-shim")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build shim: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
+	os.Exit(code)
 }
 
-// requireBwrap skips where bubblewrap can't make a sandbox, unless probes are
-// required.
-func requireBwrap(t testing.TB) {
-	t.Helper()
-	err := probeBwrap()
-	if err == nil {
-		return
-	}
-	if os.Getenv("SKERRY_REQUIRE_PROBES") == "1" {
-		t.Fatal(err)
-	}
-	t.Skip(err)
+// The same as an ordinary user, without change of user or staged mounts.
+func TestAsOrdinaryUser(t *testing.T) {
+	sandboxtest.AsOrdinaryUser(t, shimBinary, "Verdicts|Output|Cancel|F0|Limits|Killed|Void|Reach|Fork")
 }
-
-var probeBwrap = sync.OnceValue(func() error {
-	out, err := exec.Command("bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--unshare-user", "--as-pid-1", "--proc", "/proc", "true").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("bubblewrap can't make a sandbox here: %w: %s", err, out)
-	}
-	return nil
-})
 
 const (
 	testUID = 54321
@@ -77,7 +45,7 @@ type fixture struct {
 // below a private directory if the test runs as root, as the caller otherwise.
 func newFixture(t testing.TB, argv ...string) *fixture {
 	t.Helper()
-	requireBwrap(t)
+	sandboxtest.RequireBwrap(t)
 	root := t.TempDir()
 	f := &fixture{dir: filepath.Join(root, "exec"), workspace: filepath.Join(root, "ws")}
 	for _, d := range []string{f.dir, f.workspace} {
