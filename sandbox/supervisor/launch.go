@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +18,7 @@ type launched struct {
 	err     int
 }
 
-// launch starts the host command. It must be called on a locked thread that
+// launch starts the host command of the execution in dir, an absolute path. It must be called on a locked thread that
 // lives as long as the shim: when that thread dies, the kernel kills the
 // command (PR_SET_PDEATHSIG), which takes the sandbox with it (I1).
 func launch(dir string, spec *Spec) (l launched, err error) {
@@ -43,17 +44,17 @@ func launch(dir string, spec *Spec) (l launched, err error) {
 		return l, err
 	}
 	argv := table.resolve(spec.Argv)
-	l.pid, err = syscall.ForkExec(argv[0], argv, procAttr(spec, table))
+	l.pid, err = syscall.ForkExec(argv[0], argv, procAttr(dir, spec, table))
 	if err != nil {
 		return l, fmt.Errorf("start %s: %w", argv[0], err)
 	}
 	return l, nil
 }
 
-func procAttr(spec *Spec, table *fdTable) *syscall.ProcAttr {
+func procAttr(dir string, spec *Spec, table *fdTable) *syscall.ProcAttr {
 	attr := &syscall.ProcAttr{
 		Dir:   "/", // the execution's directory may be unreadable to the user
-		Env:   spec.Env,
+		Env:   append(slices.Clone(spec.Env), mark(dir)),
 		Files: table.descriptors(),
 		Sys:   &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -37,6 +39,55 @@ func TestShimKilledTakesTheSandboxAlong(t *testing.T) {
 	if s, err := h.Status(t.Context()); err != nil || s.State != StateLost {
 		t.Errorf("status: %+v, %v", s, err)
 	}
+}
+
+// Whenever the shim is killed, nothing of its sandbox stays, and either the
+// command never ran or its end is unknown.
+func TestShimKilledDuringSetUp(t *testing.T) {
+	for i := range 40 {
+		f := newFixture(t, "sleep", "1000")
+		f.spec.Version = SpecVersion
+		f.spec.applyDefaults()
+		if err := writeSpec(f.dir, f.spec); err != nil {
+			t.Fatal(err)
+		}
+		shim := exec.Command(shimBinary, "supervise", f.dir)
+		if err := shim.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // the moment is the input
+		if err := shim.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = shim.Wait()
+		h, _, err := Attach(t.Context(), f.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// For a moment, a child between fork and exec may still hold the lock.
+		exit, err := h.Wait(t.Context())
+		if !errors.Is(err, ErrNeverStarted) && exit.Kind != KindLost {
+			t.Fatalf("after %d us: %+v, %v", 300*i, exit, err)
+		}
+		f.assertNoGhost(t)
+		if n := strayCount(t, f.dir); n != 0 {
+			t.Fatalf("after %d us: %d processes left", 300*i, n)
+		}
+	}
+}
+
+func strayCount(t *testing.T, dir string) (n int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && hasMark(pid, dir) {
+			n++
+		}
+	}
+	return n
 }
 
 // F05, I2: another daemon finds the execution, waits for it, can cancel it.

@@ -59,6 +59,9 @@ func resolve(dir string) (State, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := killStrays(dir); err != nil {
+		return "", err
+	}
 	if !found {
 		return StateNeverStarted, writeFileDurably(dir, voidFile, nil)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
@@ -19,7 +20,11 @@ var ErrRefused = errors.New("execution refused")
 // returns at once, without an error, so that starting twice is harmless.
 func Supervise(dir string) error {
 	runtime.LockOSThread() // bwrap's life hangs on this thread's
-	if err := os.Chdir(dir); err != nil {
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = os.Chdir(dir) // names stay short: a socket's may have 108 bytes
+	}
+	if err != nil {
 		return fmt.Errorf("supervise: %w", err)
 	}
 	lock, err := lockForShim(".")
@@ -33,7 +38,7 @@ func Supervise(dir string) error {
 	if err := refuseIfDone("."); err != nil {
 		return fmt.Errorf("supervise %s: %w", dir, err)
 	}
-	if err := newRun().supervise(); err != nil {
+	if err := newRun().supervise(dir); err != nil {
 		return fmt.Errorf("supervise %s: %w", dir, err)
 	}
 	// The end of standard error tells the daemon that there is a verdict, a
@@ -86,7 +91,7 @@ const setupLimit = 60 * time.Second
 
 func newRun() *run { return &run{initFD: -1} }
 
-func (r *run) supervise() error {
+func (r *run) supervise(dir string) error {
 	r.started = time.Now()
 	r.deadline = r.started.Add(setupLimit)
 	spec, err := readSpec(specFile)
@@ -100,7 +105,7 @@ func (r *run) supervise() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return r.finish("become subreaper: " + err.Error())
 	}
-	if r.child, err = launch(".", &r.spec); err != nil {
+	if r.child, err = launch(dir, &r.spec); err != nil {
 		return r.finish(err.Error())
 	}
 	r.reaper.start(r.child.pid)
