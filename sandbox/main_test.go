@@ -173,8 +173,7 @@ func reportCPU(b *testing.B) func() {
 // The complete sandbox, supervised, from policy to durable verdict.
 func BenchmarkExecution(b *testing.B) {
 	b.Run("rlimits", func(b *testing.B) { benchmarkHost(b, func(c *Config) { c.NoCgroups = true }, nil) })
-	b.Run("cgroups pids", func(b *testing.B) { benchmarkHost(b, nil, nil) })
-	b.Run("cgroups all", func(b *testing.B) {
+	b.Run("cgroups", func(b *testing.B) {
 		benchmarkHost(b, nil, func(p *Policy) { p.Limits = Limits{CPUs: 2, MemoryBytes: 1 << 30} })
 	})
 	b.Run("raw bwrap", func(b *testing.B) {

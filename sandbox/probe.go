@@ -144,6 +144,8 @@ func (p *prober) cgroups() {
 	for _, c := range []struct{ name, controller string }{{MemoryLimit, cgroup.Memory}, {ProcessLimit, cgroup.Pids}, {CPULimit, cgroup.CPU}} {
 		g := Guarantee{Name: c.name, Available: p.host.layout.Has(c.controller)}
 		switch {
+		case c.name == ProcessLimit && p.host.processesByRlimit:
+			g.Available, g.Why = true, "by the sandbox's user name space"
 		case g.Available:
 			g.Why = "control groups, " + p.host.layout.Version()
 		case p.config.NoCgroups:

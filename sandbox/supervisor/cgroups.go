@@ -46,6 +46,19 @@ func writeCgroup(dir, file, value string) error {
 	return err
 }
 
+// warm moves the host command into the directory above the first group, which
+// has no limits. The first move after a pause waits for an RCU grace period,
+// some 10 ms; this one can do so while bubblewrap is busy, and the leader's then
+// is quick. On version 2 the directory above can't hold processes.
+func (g cgroups) warm(pid int) {
+	for _, dir := range g {
+		if !dir.V2 {
+			_ = writeCgroup(filepath.Dir(dir.Path), "cgroup.procs", strconv.Itoa(pid))
+			return
+		}
+	}
+}
+
 // enter moves one process, with a single thread, into all groups.
 func (g cgroups) enter(pid int) error {
 	for _, dir := range g {

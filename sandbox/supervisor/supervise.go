@@ -41,6 +41,7 @@ func Supervise(dir string) error {
 	if err := newRun().supervise(dir); err != nil {
 		return fmt.Errorf("supervise %s: %w", dir, err)
 	}
+	lock.Close()
 	// The end of standard error tells the daemon that there is a verdict, a
 	// little earlier than the end of the process does.
 	unix.Close(unix.Stderr)
@@ -109,6 +110,7 @@ func (r *run) supervise(dir string) error {
 		return r.finish(err.Error())
 	}
 	r.reaper.start(r.child.pid)
+	go r.cgroups.warm(r.child.pid)
 	// bwrap takes milliseconds to build the sandbox, in which no command runs
 	// before this process says so: time for all the rest.
 	if err := r.prepare(); err != nil {
