@@ -186,3 +186,14 @@ func BenchmarkExecution(b *testing.B) {
 		}
 	})
 }
+
+// What the daemon itself spends on one command.
+func BenchmarkCommand(b *testing.B) {
+	w := newWorld(b, nil)
+	w.policy.Args = []string{"true"}
+	for b.Loop() {
+		if _, err := w.host.Command("ex_1", w.policy); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -12,14 +12,21 @@ import (
 
 // BenchmarkSupervise is one execution of true, from Start to a durable verdict.
 func BenchmarkSupervise(b *testing.B) {
+	b.Run("cold", func(b *testing.B) { benchmarkStart(b, 0) })
+	b.Run("warm", func(b *testing.B) { benchmarkStart(b, 2) })
+}
+
+func benchmarkStart(b *testing.B, warm int) {
 	f := newFixture(b, "true")
+	l := NewLauncher(shimBinary, warm)
+	defer l.Close()
 	base := f.dir
 	for i := 0; b.Loop(); i++ {
 		dir := filepath.Join(base, fmt.Sprint(i))
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			b.Fatal(err)
 		}
-		h, err := Start(b.Context(), shimBinary, dir, f.spec)
+		h, err := l.Start(b.Context(), dir, f.spec)
 		if err != nil {
 			b.Fatal(err)
 		}

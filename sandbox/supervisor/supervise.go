@@ -17,9 +17,16 @@ var ErrRefused = errors.New("execution refused")
 
 // Supervise is the shim: it runs the execution in dir to its end. It must be
 // called on the process's main goroutine. A second shim for the same directory
-// returns at once, without an error, so that starting twice is harmless.
+// returns at once, without an error, so that starting twice is harmless. For dir
+// "-" the shim is a warm one, see Launcher.
 func Supervise(dir string) error {
 	runtime.LockOSThread() // bwrap's life hangs on this thread's
+	if dir == warmDir {
+		var err error
+		if dir, err = awaitDir(); dir == "" || err != nil {
+			return err
+		}
+	}
 	dir, err := filepath.Abs(dir)
 	if err == nil {
 		err = os.Chdir(dir) // names stay short: a socket's may have 108 bytes
