@@ -1,0 +1,95 @@
+package supervisor
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// readControl handles all waiting messages; false when nobody is left to send.
+func (r *run) readControl() bool {
+	buf := make([]byte, maxControlMsg)
+	for {
+		n, pid, err := recvControl(r.child.control, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == unix.EAGAIN {
+			return true
+		}
+		if err != nil || n == 0 {
+			return false
+		}
+		r.handle(buf[:n], pid)
+	}
+}
+
+func (r *run) handle(msg []byte, pid int) {
+	switch msg[0] {
+	case msgHello:
+		r.hello(pid)
+	case msgReady:
+		r.ready(pid)
+	case msgFail:
+		if f, ok := parseStartFailure(msg); ok && pid == r.identity.Init.PID {
+			r.out.failure = &f
+		}
+	case msgEnd:
+		if end, ok := parseLeaderEnd(msg); ok && pid == r.identity.Init.PID {
+			r.out.end = &end
+			r.ended = time.Now()
+			r.deadline = time.Time{} // init bounds what is left by the drain time
+			if r.out.cause == "" {
+				r.killAt = r.ended.Add(r.spec.Drain + r.spec.Grace) // should init fail to
+			}
+		}
+	}
+}
+
+// hello learns who init is. It is a child of bwrap, and not reaped while bwrap
+// lives, so its pid can't have been reused.
+func (r *run) hello(pid int) {
+	id, parent, err := identify(pid)
+	if err != nil || parent != r.child.pid || r.identity.Init.PID != 0 {
+		r.breakOff(fmt.Sprintf("init reported itself as process %d, which isn't the sandbox's", pid))
+		return
+	}
+	r.identity.Init = id
+	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+		r.initFD = fd
+	}
+	r.reaper.setInit(r.initFD)
+	if r.out.broken != "" {
+		return // killed already
+	}
+	// From here on the streams carry the command's output, not bwrap's.
+	r.pump = newPump(r.log, r.child.out, r.child.err)
+	r.child.out, r.child.err = -1, -1
+	go r.pump.run()
+}
+
+// ready puts the waiting leader into its control groups, makes the sandbox
+// findable after a crash, and lets the leader go.
+func (r *run) ready(pid int) {
+	if r.leader != 0 || r.out.cause != "" || r.out.broken != "" {
+		return
+	}
+	err := r.cgroups.enter(pid)
+	if err == nil {
+		err = r.identity.publish(r.shimFile)
+	}
+	if err == nil {
+		r.started = time.Now()
+		err = send(r.child.control, []byte{msgGo})
+	}
+	if err != nil {
+		r.breakOff(err.Error())
+		return
+	}
+	r.leader = pid
+	r.deadline = time.Time{}
+	if r.spec.Timeout > 0 {
+		r.deadline = r.started.Add(r.spec.Timeout)
+	}
+}
