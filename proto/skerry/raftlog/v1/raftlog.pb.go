@@ -1110,6 +1110,269 @@ func (x *Applied) GetIndex() uint64 {
 	return 0
 }
 
+// Answer is what applying a command gave; Applied keeps it for repeats.
+type Answer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Result:
+	//
+	//	*Answer_Failure
+	//	*Answer_Runner
+	//	*Answer_Token
+	//	*Answer_Workspace
+	//	*Answer_Cluster
+	//	*Answer_Heads
+	Result        isAnswer_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Answer) Reset() {
+	*x = Answer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Answer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Answer) ProtoMessage() {}
+
+func (x *Answer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Answer.ProtoReflect.Descriptor instead.
+func (*Answer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Answer) GetResult() isAnswer_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *Answer) GetFailure() *Failure {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetRunner() *Runner {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Runner); ok {
+			return x.Runner
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetToken() *Token {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Token); ok {
+			return x.Token
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetWorkspace() *Workspace {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Workspace); ok {
+			return x.Workspace
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetCluster() *SnapshotHeader {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Cluster); ok {
+			return x.Cluster
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetHeads() *HeadsUpdated {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Heads); ok {
+			return x.Heads
+		}
+	}
+	return nil
+}
+
+type isAnswer_Result interface {
+	isAnswer_Result()
+}
+
+type Answer_Failure struct {
+	// The command was refused, equally on every node.
+	Failure *Failure `protobuf:"bytes,1,opt,name=failure,proto3,oneof"`
+}
+
+type Answer_Runner struct {
+	Runner *Runner `protobuf:"bytes,2,opt,name=runner,proto3,oneof"`
+}
+
+type Answer_Token struct {
+	Token *Token `protobuf:"bytes,3,opt,name=token,proto3,oneof"`
+}
+
+type Answer_Workspace struct {
+	Workspace *Workspace `protobuf:"bytes,4,opt,name=workspace,proto3,oneof"`
+}
+
+type Answer_Cluster struct {
+	Cluster *SnapshotHeader `protobuf:"bytes,5,opt,name=cluster,proto3,oneof"`
+}
+
+type Answer_Heads struct {
+	Heads *HeadsUpdated `protobuf:"bytes,6,opt,name=heads,proto3,oneof"`
+}
+
+func (*Answer_Failure) isAnswer_Result() {}
+
+func (*Answer_Runner) isAnswer_Result() {}
+
+func (*Answer_Token) isAnswer_Result() {}
+
+func (*Answer_Workspace) isAnswer_Result() {}
+
+func (*Answer_Cluster) isAnswer_Result() {}
+
+func (*Answer_Heads) isAnswer_Result() {}
+
+// Failure is a refusal that every node decides alike.
+type Failure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Reason as in the API's Problem.
+	Reason        string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Field         string `protobuf:"bytes,2,opt,name=field,proto3" json:"field,omitempty"`
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Failure) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Failure) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *Failure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// HeadsUpdated counts what an UpdateHeads changed and what it ignored as stale.
+type HeadsUpdated struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changed       uint32                 `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	Ignored       uint32                 `protobuf:"varint,2,opt,name=ignored,proto3" json:"ignored,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeadsUpdated) Reset() {
+	*x = HeadsUpdated{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeadsUpdated) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeadsUpdated) ProtoMessage() {}
+
+func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
+func (*HeadsUpdated) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *HeadsUpdated) GetChanged() uint32 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
+func (x *HeadsUpdated) GetIgnored() uint32 {
+	if x != nil {
+		return x.Ignored
+	}
+	return 0
+}
+
 // SnapshotRecord is one length-delimited record of a state snapshot.
 type SnapshotRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1128,7 +1391,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1403,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1416,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -1268,7 +1531,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1543,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1556,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -1406,7 +1669,22 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xe6\x02\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xe7\x02\n" +
+	"\x06Answer\x126\n" +
+	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
+	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
+	"\x05token\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
+	"\tworkspace\x18\x04 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x12=\n" +
+	"\acluster\x18\x05 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\acluster\x127\n" +
+	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05headsB\b\n" +
+	"\x06result\"Q\n" +
+	"\aFailure\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05field\x18\x02 \x01(\tR\x05field\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
+	"\fHeadsUpdated\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xe6\x02\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -1433,7 +1711,7 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
 	(*InitCluster)(nil),           // 1: skerry.raftlog.v1.InitCluster
@@ -1449,14 +1727,17 @@ var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Token)(nil),                 // 11: skerry.raftlog.v1.Token
 	(*Workspace)(nil),             // 12: skerry.raftlog.v1.Workspace
 	(*Applied)(nil),               // 13: skerry.raftlog.v1.Applied
-	(*SnapshotRecord)(nil),        // 14: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 15: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 16: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 17: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*Answer)(nil),                // 14: skerry.raftlog.v1.Answer
+	(*Failure)(nil),               // 15: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 16: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 17: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 18: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 19: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 20: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	18, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	21, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
 	2,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
 	3,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
@@ -1464,29 +1745,35 @@ var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
 	5,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
 	6,  // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
 	7,  // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
-	16, // 8: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	19, // 8: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
 	11, // 9: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
 	8,  // 10: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	17, // 11: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	18, // 12: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	18, // 13: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	18, // 14: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	18, // 15: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	18, // 16: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	20, // 11: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	21, // 12: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	21, // 13: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	21, // 14: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	21, // 15: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	21, // 16: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
 	8,  // 17: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	18, // 18: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	18, // 19: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	15, // 20: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	9,  // 21: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	10, // 22: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	11, // 23: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	12, // 24: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	13, // 25: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	21, // 18: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	21, // 19: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	15, // 20: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	9,  // 21: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	11, // 22: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	12, // 23: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	18, // 24: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	16, // 25: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	18, // 26: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	9,  // 27: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	10, // 28: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	11, // 29: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	12, // 30: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	13, // 31: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -1504,6 +1791,14 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_UpdateHeads)(nil),
 	}
 	file_skerry_raftlog_v1_raftlog_proto_msgTypes[14].OneofWrappers = []any{
+		(*Answer_Failure)(nil),
+		(*Answer_Runner)(nil),
+		(*Answer_Token)(nil),
+		(*Answer_Workspace)(nil),
+		(*Answer_Cluster)(nil),
+		(*Answer_Heads)(nil),
+	}
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[17].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
@@ -1517,7 +1812,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
