@@ -1,0 +1,131 @@
+package state
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"skerry.internal/proto/problem"
+	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
+)
+
+// Remembered is the number of log entries for which the answer to a command is
+// kept, so that a repeat gets it again.
+const Remembered = 4096
+
+// Entry is a committed command and its place in the log.
+type Entry struct {
+	Index   uint64
+	Command *raftlogv1.Command
+}
+
+// Apply carries out committed commands in order and gives an answer for each.
+// A refusal that every node decides alike is an answer. Anything else, such as
+// an operation that this version does not know, panics: a node that went on
+// would diverge from the others.
+func (s *State) Apply(entries []Entry) []*raftlogv1.Answer {
+	txn := s.db.Load().Txn(true)
+	defer txn.Abort()
+	p := processor{Reader: Reader{txn: txn}}
+	answers := make([]*raftlogv1.Answer, len(entries))
+	for i, entry := range entries {
+		answers[i] = p.apply(entry)
+	}
+	txn.Commit()
+	return answers
+}
+
+// processor applies commands within one write transaction.
+type processor struct{ Reader }
+
+func (p processor) apply(entry Entry) *raftlogv1.Answer {
+	cmd := entry.Command
+	if cmd.GetId() == "" {
+		return refuse(problem.InvalidArgument, "id", "command has no id")
+	}
+	if done := p.Applied(cmd.GetId()); done != nil {
+		answer := &raftlogv1.Answer{}
+		if err := proto.Unmarshal(done.GetAnswer(), answer); err != nil {
+			panic(fmt.Sprintf("state: stored answer of %s: %v", cmd.GetId(), err))
+		}
+		return answer
+	}
+	answer := p.dispatch(cmd)
+	p.remember(entry, answer)
+	return answer
+}
+
+func (p processor) dispatch(cmd *raftlogv1.Command) *raftlogv1.Answer {
+	switch op := cmd.GetOp().(type) {
+	case *raftlogv1.Command_InitCluster:
+		return p.initCluster(op.InitCluster)
+	case *raftlogv1.Command_RegisterRunner:
+		return p.registerRunner(cmd, op.RegisterRunner)
+	case *raftlogv1.Command_SetRunnerState:
+		return p.setRunnerState(cmd, op.SetRunnerState)
+	case *raftlogv1.Command_CreateToken:
+		return p.createToken(cmd, op.CreateToken.GetToken())
+	case *raftlogv1.Command_RevokeToken:
+		return p.revokeToken(cmd, op.RevokeToken)
+	case *raftlogv1.Command_AssignWorkspace:
+		return p.assignWorkspace(cmd, op.AssignWorkspace)
+	case *raftlogv1.Command_UpdateHeads:
+		return p.updateHeads(op.UpdateHeads)
+	default:
+		panic(fmt.Sprintf("state: command %s has an operation that this version does not know; install a newer one", cmd.GetId()))
+	}
+}
+
+func (p processor) remember(entry Entry, answer *raftlogv1.Answer) {
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(answer)
+	if err != nil {
+		panic("state: encode answer: " + err.Error())
+	}
+	p.put(tableApplied, &raftlogv1.Applied{Id: entry.Command.GetId(), Time: entry.Command.GetTime(),
+		Answer: raw, Index: entry.Index})
+	for {
+		oldest := p.oldestApplied()
+		if oldest == nil || oldest.GetIndex()+Remembered > entry.Index {
+			return
+		}
+		p.drop(tableApplied, oldest)
+	}
+}
+
+func (p processor) oldestApplied() *raftlogv1.Applied {
+	it, err := p.txn.LowerBound(tableApplied, indexLog, uint64(0))
+	if err != nil {
+		panic("state: " + err.Error())
+	}
+	oldest, _ := it.Next().(*raftlogv1.Applied)
+	return oldest
+}
+
+func (p processor) put(table string, record any) {
+	if err := p.txn.Insert(table, record); err != nil {
+		panic(fmt.Sprintf("state: insert into %s: %v", table, err))
+	}
+}
+
+func (p processor) drop(table string, record any) {
+	if err := p.txn.Delete(table, record); err != nil {
+		panic(fmt.Sprintf("state: delete from %s: %v", table, err))
+	}
+}
+
+// cluster is a private copy of the header; it is never nil.
+func (p processor) cluster() *raftlogv1.SnapshotHeader {
+	if h := p.Cluster(); h != nil {
+		return proto.CloneOf(h)
+	}
+	return &raftlogv1.SnapshotHeader{Version: Version, NextRunnerNumber: 1}
+}
+
+func (p processor) putCluster(h *raftlogv1.SnapshotHeader) {
+	p.put(tableMeta, &metaRow{Key: metaKey, Header: h})
+}
+
+func refuse(reason, field, format string, args ...any) *raftlogv1.Answer {
+	return &raftlogv1.Answer{Result: &raftlogv1.Answer_Failure{Failure: &raftlogv1.Failure{
+		Reason: reason, Field: field, Message: fmt.Sprintf(format, args...)}}}
+}
