@@ -1,0 +1,163 @@
+package coordinator
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"skerry.internal/proto/link"
+	"skerry.internal/proto/problem"
+	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
+	skerryv1 "skerry.internal/proto/skerry/v1"
+	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
+)
+
+// identity is who makes a call.
+type identity struct {
+	tokenID string
+	role    string
+	// subject is the agent's name, or the runner's for role "runner".
+	subject string
+	expires time.Time
+}
+
+type identityKey struct{}
+
+func withIdentity(ctx context.Context, id identity) context.Context {
+	return context.WithValue(ctx, identityKey{}, id)
+}
+
+// caller gives the identity that the authentication before every handler set.
+func caller(ctx context.Context) identity {
+	id, _ := ctx.Value(identityKey{}).(identity)
+	return id
+}
+
+// Roles that may make a call.
+var (
+	agents  = []string{skerryv1.RoleAgent, skerryv1.RoleAdmin}
+	admins  = []string{skerryv1.RoleAdmin}
+	runners = []string{skerryv1.RoleRunner}
+)
+
+// rules says who may call what. A path without a rule is refused to everyone.
+var rules = map[string][]string{
+	rpc.ExecutionServiceRunShellProcedure:            agents,
+	rpc.ExecutionServiceRunCommandProcedure:          agents,
+	rpc.ExecutionServiceGetExecutionProcedure:        agents,
+	rpc.ExecutionServiceListExecutionsProcedure:      agents,
+	rpc.ExecutionServiceReadExecutionLogsProcedure:   agents,
+	rpc.ExecutionServiceFollowExecutionLogsProcedure: agents,
+	rpc.ExecutionServiceCancelExecutionProcedure:     agents,
+	rpc.FileServiceListFilesProcedure:                agents,
+	rpc.FileServiceReadFileProcedure:                 agents,
+	rpc.FileServiceWriteFileProcedure:                agents,
+	rpc.FileServiceUploadFileProcedure:               agents,
+	rpc.FileServiceDownloadFileProcedure:             agents,
+	rpc.WorkspaceServiceListWorkspacesProcedure:      agents,
+	rpc.WorkspaceServiceDiffProcedure:                agents,
+	rpc.WorkspaceServiceHistoryProcedure:             agents,
+	rpc.WorkspaceServiceRepairWorkspaceProcedure:     agents,
+	rpc.RunnerServiceListRunnersProcedure:            agents,
+	rpc.TokenServiceCreateTokenProcedure:             admins,
+	rpc.TokenServiceListTokensProcedure:              admins,
+	rpc.TokenServiceRevokeTokenProcedure:             admins,
+	link.Path:                                        runners,
+}
+
+// authorize checks who calls and whether they may, before anything of the body
+// is read, and answers refusals in the caller's own protocol.
+func (c *Coordinator) authorize(next http.Handler) http.Handler {
+	refuse := c.refuser()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id, err := c.authenticate(r, time.Now())
+		if err != nil {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			refuse(w, r, err)
+			return
+		}
+		roles, known := rules[r.URL.Path]
+		switch {
+		case !known:
+			refuse(w, r, problem.New(connect.CodeUnimplemented, problem.Unsupported, "look at the API's list of calls", "no such call"))
+		case !slices.Contains(roles, id.role):
+			refuse(w, r, problem.New(connect.CodePermissionDenied, problem.PermissionDenied,
+				"use a token with role "+strings.Join(roles, " or "), "a token with role %s may not make this call", id.role))
+		default:
+			next.ServeHTTP(w, r.WithContext(withIdentity(r.Context(), id)))
+		}
+	})
+}
+
+// refuser writes errors of calls that don't reach a handler.
+func (c *Coordinator) refuser() func(http.ResponseWriter, *http.Request, *problem.Error) {
+	writer := connect.NewErrorWriter()
+	return func(w http.ResponseWriter, r *http.Request, e *problem.Error) {
+		c.metrics.refused.WithLabelValues(strings.ToLower(e.Reason)).Inc()
+		if err := writer.Write(w, r, problem.Connect(e)); err != nil {
+			c.logger.DebugContext(r.Context(), "answer refusal", "error", err)
+		}
+	}
+}
+
+// authenticate finds the token in the replicated state on each call, so that
+// revocation works at once.
+func (c *Coordinator) authenticate(r *http.Request, now time.Time) (identity, *problem.Error) {
+	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return identity{}, unauthenticated("no bearer token in the Authorization header")
+	}
+	id, hash, ok := parseSecret(strings.TrimSpace(secret))
+	if !ok {
+		return identity{}, unauthenticated("the token is not one of Skerry's")
+	}
+	token := c.state.Read().Token(id)
+	var stored [sha256.Size]byte
+	copy(stored[:], token.GetHash())
+	same := subtle.ConstantTimeCompare(stored[:], hash[:]) == 1
+	switch {
+	case token == nil || !same:
+		return identity{}, unauthenticated("the token is unknown")
+	case token.GetRevoked() != nil:
+		return identity{}, unauthenticated("the token was revoked")
+	case expired(token, now):
+		return identity{}, unauthenticated("the token has expired")
+	}
+	out := identity{tokenID: id, role: token.GetRole(), subject: token.GetSubject()}
+	if token.GetExpires() != nil {
+		out.expires = token.GetExpires().AsTime()
+	}
+	return out, nil
+}
+
+func expired(token *raftlogv1.Token, now time.Time) bool {
+	return token.GetExpires() != nil && !now.Before(token.GetExpires().AsTime())
+}
+
+func unauthenticated(why string) *problem.Error {
+	return problem.New(connect.CodeUnauthenticated, problem.Unauthenticated,
+		"ask an admin for a token (skerry token create) and send it as Authorization: Bearer", "%s", why)
+}
+
+const secretBytes = 32
+
+// parseSecret splits "sk_<token id without prefix>_<secret>" and hashes the
+// secret. It says nothing about whether such a token exists.
+func parseSecret(text string) (tokenID string, hash [sha256.Size]byte, ok bool) {
+	rest, ok := strings.CutPrefix(text, "sk_")
+	if !ok {
+		return "", hash, false
+	}
+	id, secret, ok := strings.Cut(rest, "_")
+	if !ok || len(secret) != hex.EncodedLen(secretBytes) {
+		return "", hash, false
+	}
+	return "tk_" + id, sha256.Sum256([]byte(secret)), true
+}

@@ -1,0 +1,70 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	skerryv1 "skerry.internal/proto/skerry/v1"
+)
+
+// AdminTokenFile is the name, in the data directory, of the first admin token.
+const AdminTokenFile = "admin.token"
+
+// Bootstrap gives a new cluster its first admin token, for the agent "admin",
+// and writes its secret to path with mode 0600. It does nothing once an admin
+// token exists. The file is written first: a crash between the two steps leaves
+// a file that the next start replaces, never a token whose secret is lost.
+func (c *Coordinator) Bootstrap(ctx context.Context, path string) (created bool, err error) {
+	for _, t := range c.state.Read().Tokens() {
+		if t.GetRole() == skerryv1.RoleAdmin {
+			return false, nil
+		}
+	}
+	record, secret, err := newToken(&skerryv1.CreateTokenRequest{Role: skerryv1.RoleAdmin, Subject: "admin",
+		Description: "made at the first start"}, time.Now())
+	if err != nil {
+		return false, err
+	}
+	if err := writeSecret(path, secret+"\n"); err != nil {
+		return false, fmt.Errorf("write admin token: %w", err)
+	}
+	if _, err := c.storeToken(ctx, record); err != nil {
+		return false, fmt.Errorf("store admin token: %w", err)
+	}
+	return true, nil
+}
+
+// writeSecret replaces path durably; nobody else can ever read it.
+func writeSecret(path, text string) (err error) {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, ".secret-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, werr := io.WriteString(f, text)
+	if err := errors.Join(werr, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,59 @@
+package coordinator
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
+
+// metrics of one coordinator; no label holds an id or a name that callers choose.
+type metrics struct {
+	rpc     *prometheus.HistogramVec
+	commit  prometheus.Histogram
+	panics  prometheus.Counter
+	refused *prometheus.CounterVec
+	factory promauto.Factory
+}
+
+// newMetrics registers with r; nil: with nobody.
+func newMetrics(r prometheus.Registerer) *metrics {
+	if r == nil {
+		r = prometheus.NewRegistry()
+	}
+	f := promauto.With(prometheus.WrapRegistererWithPrefix("skerry_coordinator_", r))
+	return &metrics{
+		factory: f,
+		rpc: f.NewHistogramVec(prometheus.HistogramOpts{Name: "rpc_duration_seconds",
+			Help:    "Time to answer a call, waiting included, by method and result code.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}},
+			[]string{"method", "code"}),
+		commit: f.NewHistogram(prometheus.HistogramOpts{Name: "raft_commit_duration_seconds",
+			Help:    "Time from proposing a command to its being applied.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16)}),
+		panics: f.NewCounter(prometheus.CounterOpts{Name: "panics_total", Help: "Handlers that panicked."}),
+		refused: f.NewCounterVec(prometheus.CounterOpts{Name: "refused_calls_total",
+			Help: "Calls refused before a handler, by reason: unauthenticated, permission_denied, ..."}, []string{"reason"}),
+	}
+}
+
+func (m *metrics) observe(method, code string, since time.Time) {
+	m.rpc.WithLabelValues(method, code).Observe(time.Since(since).Seconds())
+}
+
+// watch registers gauges that read a running coordinator.
+func (m *metrics) watch(c *Coordinator) {
+	gauge := func(name, help string, read func() float64) {
+		m.factory.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, read)
+	}
+	gauge("runners_up", "Runners with a live link.", func() float64 { return float64(c.links.count()) })
+	gauge("calls_in_flight", "Calls being answered.", func() float64 { return float64(c.inFlight.Load()) })
+	gauge("is_leader", "1 on the leader.", func() float64 {
+		if c.node.leading() {
+			return 1
+		}
+		return 0
+	})
+	gauge("raft_applied_index", "Index of the last applied log entry.", func() float64 { return float64(c.node.raft.AppliedIndex()) })
+	gauge("raft_commit_index", "Index of the last committed log entry.", func() float64 { return float64(c.node.raft.CommitIndex()) })
+}

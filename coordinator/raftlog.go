@@ -1,0 +1,31 @@
+package coordinator
+
+import (
+	"context"
+	"io"
+	"log/slog"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// raftLogger sends what the Raft library logs to logger.
+func raftLogger(logger *slog.Logger) hclog.Logger {
+	intercept := hclog.NewInterceptLogger(&hclog.LoggerOptions{Name: "raft", Output: io.Discard, Level: hclog.Off})
+	intercept.RegisterSink(slogSink{logger})
+	return intercept
+}
+
+type slogSink struct{ logger *slog.Logger }
+
+// Accept implements hclog.SinkAdapter. The library's info is our debug: it
+// tells of each step of an election.
+func (s slogSink) Accept(name string, level hclog.Level, msg string, args ...any) {
+	to := slog.LevelDebug
+	switch {
+	case level >= hclog.Error:
+		to = slog.LevelError
+	case level == hclog.Warn:
+		to = slog.LevelWarn
+	}
+	s.logger.Log(context.Background(), to, msg, append([]any{"part", name}, args...)...)
+}

@@ -1,0 +1,215 @@
+package coordinator
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"skerry.internal/proto/link"
+	"skerry.internal/proto/problem"
+	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
+	skerryv1 "skerry.internal/proto/skerry/v1"
+)
+
+const (
+	attachTimeout = 10 * time.Second
+	// A runner that stops in order ends its watch first and its calls after.
+	drainTimeout = 6 * time.Second
+	// Bounds of what a runner may tell of itself.
+	maxLabels    = 64
+	maxLabelText = 256
+)
+
+// serveLink takes a runner's connection and lives as long as it does.
+func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, *problem.Error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id := caller(r.Context())
+		number, err := c.admitRunner(r, id)
+		if err != nil {
+			refuse(w, r, asProblem(err))
+			return
+		}
+		if !c.links.begin() {
+			refuse(w, r, shuttingDown())
+			return
+		}
+		defer c.links.work.Done()
+		conn, err := link.Accept(w, r)
+		if err != nil {
+			c.logger.WarnContext(r.Context(), "accept link", "runner", id.subject, "error", err)
+			return
+		}
+		ctx, cancel := untilExpiry(r.Context(), id)
+		defer cancel()
+		client, err := link.NewClientConn(ctx, conn)
+		if err == nil {
+			err = c.runLink(ctx, newRunnerLink(id.subject, number, id.tokenID, client))
+		}
+		c.logger.InfoContext(r.Context(), "link ended", "runner", id.subject, "reason", err)
+	})
+}
+
+// untilExpiry ends a link with the token that opened it.
+func untilExpiry(ctx context.Context, id identity) (context.Context, context.CancelFunc) {
+	if id.expires.IsZero() {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, id.expires)
+}
+
+// admitRunner checks the request for a link and gives the runner its number.
+func (c *Coordinator) admitRunner(r *http.Request, id identity) (uint32, error) {
+	if err := link.CheckUpgrade(r); err != nil {
+		return 0, problem.Invalid("", "links are opened by runnerd", "%v", err)
+	}
+	if name := r.Header.Get(link.HeaderRunner); name != id.subject {
+		return 0, problem.New(connect.CodePermissionDenied, problem.PermissionDenied,
+			"set the runner's name to the subject of its token", "the token is for runner %q, not %.64q", id.subject, name)
+	}
+	if known := c.state.Read().Runner(id.subject); known != nil {
+		return known.GetNumber(), nil
+	}
+	answer, err := c.node.apply(r.Context(), &raftlogv1.Command{Op: &raftlogv1.Command_RegisterRunner{
+		RegisterRunner: &raftlogv1.RegisterRunner{Name: id.subject}}})
+	if err != nil {
+		return 0, err
+	}
+	return answer.GetRunner().GetNumber(), nil
+}
+
+// runLink attaches the runner, routes calls to it and follows its workspaces
+// until the link ends; it gives the reason.
+func (c *Coordinator) runLink(ctx context.Context, l *runnerLink) error {
+	defer func() { _ = l.conn.Close() }()
+	if err := c.attach(ctx, l); err != nil {
+		return err
+	}
+	if !c.links.add(l) {
+		return shuttingDown()
+	}
+	defer c.links.remove(l, c.cfg.RunnerGrace.D(), func() { c.markDown(l.name) })
+	if err := c.commitRunnerState(ctx, l.name, skerryv1.RunnerUp); err != nil {
+		return fmt.Errorf("mark runner up: %w", err)
+	}
+	c.logger.InfoContext(ctx, "runner up", "runner", l.name, "number", l.number)
+	err := c.followHeads(ctx, l)
+	c.links.remove(l, c.cfg.RunnerGrace.D(), func() { c.markDown(l.name) })
+	// The runner may be stopping in order: its running calls may still answer.
+	drain := time.NewTimer(drainTimeout)
+	defer drain.Stop()
+	select {
+	case <-l.conn.Done():
+	case <-drain.C:
+	case <-ctx.Done():
+	}
+	return err
+}
+
+// attach tells the runner its number and commits what it tells of itself.
+func (c *Coordinator) attach(ctx context.Context, l *runnerLink) error {
+	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
+	defer cancel()
+	res, err := l.control.Attach(ctx, connect.NewRequest(&skerryv1.AttachRequest{
+		ClusterId: c.ClusterID(), RunnerNumber: l.number}))
+	if err != nil {
+		return fmt.Errorf("attach runner: %w", err)
+	}
+	told := res.Msg.GetRunner()
+	if err := checkRunner(l.name, told); err != nil {
+		return fmt.Errorf("attach runner: %w", err)
+	}
+	l.running.Store(told.GetRunning())
+	l.queued.Store(told.GetQueued())
+	if known := c.state.Read().Runner(l.name); sameRunner(known, told) {
+		return nil
+	}
+	_, err = c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_RegisterRunner{
+		RegisterRunner: &raftlogv1.RegisterRunner{Name: l.name, Version: told.GetVersion(), Tier: told.GetTier(),
+			Labels: told.GetLabels(), Slots: told.GetSlots()}}})
+	return err
+}
+
+// checkRunner bounds what goes into the replicated state.
+func checkRunner(name string, told *skerryv1.Runner) error {
+	if told.GetName() != "" && told.GetName() != name {
+		return problem.Invalid("runner.name", "set the runner's name to the subject of its token", "is %.64q, not %q", told.GetName(), name)
+	}
+	if len(told.GetLabels()) > maxLabels {
+		return problem.Limit("runner.labels", "64 labels", "use fewer")
+	}
+	for key, value := range told.GetLabels() {
+		if len(key) > maxLabelText || len(value) > maxLabelText {
+			return problem.Limit("runner.labels", "256 bytes a key or value", "shorten them")
+		}
+	}
+	if len(told.GetVersion()) > maxLabelText || len(told.GetTier()) > maxLabelText {
+		return problem.Limit("runner", "256 bytes of version or tier", "shorten them")
+	}
+	return nil
+}
+
+func sameRunner(known *raftlogv1.Runner, told *skerryv1.Runner) bool {
+	return known.GetVersion() == told.GetVersion() && known.GetTier() == told.GetTier() &&
+		known.GetSlots() == told.GetSlots() && maps.Equal(known.GetLabels(), told.GetLabels())
+}
+
+// commitRunnerState commits a change of state only, never a heartbeat.
+func (c *Coordinator) commitRunnerState(ctx context.Context, name, state string) error {
+	if c.state.Read().Runner(name).GetState() == state {
+		return nil
+	}
+	_, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_SetRunnerState{
+		SetRunnerState: &raftlogv1.SetRunnerState{Name: name, State: state}}})
+	return err
+}
+
+// markDown commits that a runner stayed away.
+func (c *Coordinator) markDown(name string) {
+	if c.links.get(name) != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
+	defer cancel()
+	if err := c.commitRunnerState(ctx, name, skerryv1.RunnerDown); err != nil {
+		c.logger.WarnContext(ctx, "mark runner down", "runner", name, "error", err)
+		return
+	}
+	c.logger.WarnContext(ctx, "runner down", "runner", name)
+}
+
+// expectRunners gives runners that were up before this start time to dial again.
+func (c *Coordinator) expectRunners() {
+	for _, r := range c.state.Read().Runners() {
+		if r.GetState() == skerryv1.RunnerUp {
+			c.links.expect(r.GetName(), max(c.cfg.RunnerGrace.D(), attachTimeout), func() { c.markDown(r.GetName()) })
+		}
+	}
+}
+
+// runnerService is RunnerService.
+type runnerService struct{ c *Coordinator }
+
+// ListRunners implements RunnerServiceHandler: the replicated state with the
+// live links' load.
+func (s runnerService) ListRunners(context.Context, *connect.Request[skerryv1.ListRunnersRequest]) (*connect.Response[skerryv1.ListRunnersResponse], error) {
+	out := &skerryv1.ListRunnersResponse{}
+	for _, r := range s.c.state.Read().Runners() {
+		out.Runners = append(out.Runners, apiRunner(r, s.c.links.get(r.GetName())))
+	}
+	return connect.NewResponse(out), nil
+}
+
+func apiRunner(r *raftlogv1.Runner, live *runnerLink) *skerryv1.Runner {
+	out := &skerryv1.Runner{Name: r.GetName(), Number: r.GetNumber(), State: skerryv1.RunnerDown, Tier: r.GetTier(),
+		Labels: r.GetLabels(), Version: r.GetVersion(), Slots: r.GetSlots(), LastSeen: r.GetChanged()}
+	if live != nil {
+		out.State, out.LastSeen = skerryv1.RunnerUp, timestamppb.New(live.conn.LastSeen())
+		out.Running, out.Queued = live.running.Load(), live.queued.Load()
+	}
+	return out
+}

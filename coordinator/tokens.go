@@ -1,0 +1,135 @@
+package coordinator
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"regexp"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"skerry.internal/proto/ids"
+	"skerry.internal/proto/problem"
+	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
+	skerryv1 "skerry.internal/proto/skerry/v1"
+)
+
+const (
+	maxDescription = 256
+	maxExpires     = 10 * 365 * 24 * time.Hour
+)
+
+// namePattern is what agents, runners and projects may be called.
+var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+
+const nameRemedy = "use 1 to 63 of a-z 0-9 . _ - and start with a letter or digit"
+
+// CreateToken makes a token and, when new, the agent that it is for. The secret
+// is given once; only its hash is kept. An acknowledged token is durable (I9).
+func (c *Coordinator) CreateToken(ctx context.Context, req *skerryv1.CreateTokenRequest) (secret string, token *skerryv1.Token, err error) {
+	record, secret, err := newToken(req, time.Now())
+	if err != nil {
+		return "", nil, err
+	}
+	stored, err := c.storeToken(ctx, record)
+	if err != nil {
+		return "", nil, err
+	}
+	return secret, apiToken(stored), nil
+}
+
+func (c *Coordinator) storeToken(ctx context.Context, record *raftlogv1.Token) (*raftlogv1.Token, error) {
+	answer, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_CreateToken{
+		CreateToken: &raftlogv1.CreateToken{Token: record}}})
+	if err != nil {
+		return nil, err
+	}
+	return answer.GetToken(), nil
+}
+
+// newToken checks req and makes the record and the secret to go with it.
+func newToken(req *skerryv1.CreateTokenRequest, now time.Time) (*raftlogv1.Token, string, error) {
+	role := req.GetRole()
+	if role == "" {
+		role = skerryv1.RoleAgent
+	}
+	if err := checkToken(role, req); err != nil {
+		return nil, "", err
+	}
+	id := ids.New(ids.Token, 0, now).String()
+	var raw [secretBytes]byte
+	// crypto/rand.Read never fails on Linux; it crashes the program instead.
+	_, _ = rand.Read(raw[:])
+	part := hex.EncodeToString(raw[:])
+	hash := sha256.Sum256([]byte(part))
+	token := &raftlogv1.Token{Id: id, Hash: hash[:], Role: role, Subject: req.GetSubject(),
+		Project: req.GetProject(), Description: req.GetDescription()}
+	if s := req.GetExpiresS(); s != 0 {
+		token.Expires = timestamppb.New(now.Add(time.Duration(s) * time.Second))
+	}
+	return token, "sk_" + strings.TrimPrefix(id, "tk_") + "_" + part, nil
+}
+
+func checkToken(role string, req *skerryv1.CreateTokenRequest) error {
+	switch role {
+	case skerryv1.RoleAgent, skerryv1.RoleAdmin, skerryv1.RoleRunner:
+	default:
+		return problem.Invalid("role", "use agent, admin or runner", "unknown role")
+	}
+	switch {
+	case !namePattern.MatchString(req.GetSubject()):
+		return problem.Invalid("subject", nameRemedy, "is no valid name")
+	case req.GetProject() != "" && !namePattern.MatchString(req.GetProject()):
+		return problem.Invalid("project", nameRemedy, "is no valid name")
+	case len(req.GetDescription()) > maxDescription:
+		return problem.Limit("description", "256 bytes", "shorten it")
+	case req.GetExpiresS() > uint64(maxExpires/time.Second):
+		return problem.Limit("expiresS", "315360000 seconds", "use 0 for a token that does not expire")
+	}
+	return nil
+}
+
+func apiToken(t *raftlogv1.Token) *skerryv1.Token {
+	return &skerryv1.Token{Id: t.GetId(), Role: t.GetRole(), Subject: t.GetSubject(), Project: t.GetProject(),
+		Description: t.GetDescription(), Created: t.GetCreated(), Expires: t.GetExpires(), Revoked: t.GetRevoked()}
+}
+
+// tokenService is TokenService.
+type tokenService struct{ c *Coordinator }
+
+// CreateToken implements TokenServiceHandler.
+func (s tokenService) CreateToken(ctx context.Context, req *connect.Request[skerryv1.CreateTokenRequest]) (*connect.Response[skerryv1.CreateTokenResponse], error) {
+	secret, token, err := s.c.CreateToken(ctx, req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&skerryv1.CreateTokenResponse{Token: token, Secret: secret}), nil
+}
+
+// ListTokens implements TokenServiceHandler.
+func (s tokenService) ListTokens(context.Context, *connect.Request[skerryv1.ListTokensRequest]) (*connect.Response[skerryv1.ListTokensResponse], error) {
+	out := &skerryv1.ListTokensResponse{}
+	for _, t := range s.c.state.Read().Tokens() {
+		out.Tokens = append(out.Tokens, apiToken(t))
+	}
+	return connect.NewResponse(out), nil
+}
+
+// RevokeToken implements TokenServiceHandler. A runner's link opened with the
+// token ends too.
+func (s tokenService) RevokeToken(ctx context.Context, req *connect.Request[skerryv1.RevokeTokenRequest]) (*connect.Response[skerryv1.RevokeTokenResponse], error) {
+	if _, err := ids.Parse(ids.Token, req.Msg.GetTokenId()); err != nil {
+		return nil, problem.Missing("tokenId", "no such token")
+	}
+	answer, err := s.c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_RevokeToken{
+		RevokeToken: &raftlogv1.RevokeToken{Id: req.Msg.GetTokenId()}}})
+	if err != nil {
+		return nil, err
+	}
+	s.c.links.cutToken(req.Msg.GetTokenId())
+	return connect.NewResponse(&skerryv1.RevokeTokenResponse{Token: apiToken(answer.GetToken())}), nil
+}
