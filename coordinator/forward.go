@@ -80,6 +80,8 @@ func (t target) failure(ctx context.Context, err error, e effect) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	// As text: a *connect.Error in the chain would be taken for the answer.
+	err = errors.New(err.Error())
 	if !e.changes {
 		return unreachable(t.workspace.GetRunner()).Because(err)
 	}

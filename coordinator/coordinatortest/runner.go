@@ -33,6 +33,7 @@ type Runner struct {
 	executions map[string]*skerryv1.Execution
 	files      map[string][]byte
 	broken     []error
+	started    int
 	headers    []http.Header
 	watchers   map[chan *skerryv1.WatchWorkspacesResponse]bool
 	last       *skerryv1.WatchWorkspacesResponse
@@ -101,6 +102,13 @@ func (r *Runner) File(path string) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.files[path]
+}
+
+// StartedUploads counts uploads whose header arrived.
+func (r *Runner) StartedUploads() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.started
 }
 
 // BrokenUploads are the errors of uploads that did not end in order.

@@ -104,6 +104,9 @@ func (f files) UploadFile(_ context.Context, in *connect.ClientStream[skerryv1.U
 	for in.Receive() {
 		if h := in.Msg().GetHeader(); h != nil {
 			path = h.GetPath()
+			f.mu.Lock()
+			f.started++
+			f.mu.Unlock()
 			if path == "refused" {
 				return nil, problem.Connect(problem.Invalid("path", "choose another", "is refused"))
 			}
