@@ -53,8 +53,12 @@ func testConfig(dir string) Config {
 func start(t testing.TB) *cluster { return startWith(t, testConfig(t.TempDir())) }
 
 func startWith(t testing.TB, cfg Config) *cluster {
+	return startWithDeps(t, cfg, Deps{Logger: testLogger(t)})
+}
+
+func startWithDeps(t testing.TB, cfg Config, deps Deps) *cluster {
 	t.Helper()
-	c, err := New(t.Context(), cfg, Deps{Logger: testLogger(t)})
+	c, err := New(t.Context(), cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +77,9 @@ func startWith(t testing.TB, cfg Config) *cluster {
 			return
 		}
 		stopped = true
+		// A server that stops waits a second for idle HTTP/2 clients to leave.
+		k.http1.CloseIdleConnections()
+		k.h2.CloseIdleConnections()
 		cancel()
 		if err := <-served; err != nil {
 			t.Errorf("serve: %v", err)

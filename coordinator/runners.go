@@ -100,13 +100,9 @@ func (c *Coordinator) runLink(ctx context.Context, l *runnerLink) error {
 	err := c.followHeads(ctx, l)
 	c.links.remove(l, c.cfg.RunnerGrace.D(), func() { c.markDown(l.name) })
 	// The runner may be stopping in order: its running calls may still answer.
-	drain := time.NewTimer(drainTimeout)
-	defer drain.Stop()
-	select {
-	case <-l.conn.Done():
-	case <-drain.C:
-	case <-ctx.Done():
-	}
+	draining, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	l.conn.Drain(draining)
 	return err
 }
 

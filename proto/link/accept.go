@@ -93,6 +93,24 @@ func (c *ClientConn) Done() <-chan struct{} { return c.conn.closed }
 // LastSeen is when the runner last sent anything, an answer to a ping included.
 func (c *ClientConn) LastSeen() time.Time { return time.Unix(0, c.conn.lastRead.Load()) }
 
+// InFlight is the number of calls that have not ended.
+func (c *ClientConn) InFlight() int { return c.h2.InFlight() }
+
+// Drain waits until the link has no calls any more, has ended, or ctx ends.
+func (c *ClientConn) Drain(ctx context.Context) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for c.InFlight() > 0 {
+		select {
+		case <-c.Done():
+			return
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // Close ends the link and fails the calls on it.
 func (c *ClientConn) Close() error {
 	err := c.h2.Close()
