@@ -82,7 +82,7 @@ func TestI3BrokenLinkIsOutcomeUnknown(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			k.until("link up", func() bool { return k.links.get("r1") != nil })
+			k.until("link up", func() bool { l := k.links.get("r1"); return l != nil && !l.ended() })
 			failed := make(chan error, 1)
 			go func() { failed <- tt.call() }()
 			<-reached

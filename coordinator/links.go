@@ -41,6 +41,16 @@ func newRunnerLink(name string, number uint32, tokenID string, conn *link.Client
 	}
 }
 
+// ended reports that a call on l would certainly not reach the runner.
+func (l *runnerLink) ended() bool {
+	select {
+	case <-l.conn.Done():
+		return true
+	default:
+		return false
+	}
+}
+
 // linkSet holds the live links, at most one a runner. It is the truth about who
 // is reachable; the replicated state only follows it.
 type linkSet struct {

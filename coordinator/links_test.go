@@ -42,10 +42,10 @@ func TestRunnerComesAndGoes(t *testing.T) {
 	if got := k.listRunners(ann)["r1"]; got.GetState() != "down" || got.GetRunning() != 0 || got.GetLastSeen() == nil {
 		t.Errorf("down: %v", got)
 	}
-	applied := k.node.raft.AppliedIndex()
+	applied := k.node.raft.LastIndex()
 	k.run(r)
 	// Only the token for this second run and the change of state: nothing that is known already.
-	if got := k.node.raft.AppliedIndex() - applied; got != 2 {
+	if got := k.node.raft.LastIndex() - applied; got != 2 {
 		t.Errorf("%d log entries for a runner that came back unchanged", got)
 	}
 	if got := k.listRunners(ann)["r1"]; got.GetNumber() != 1 || got.GetState() != "up" {
@@ -59,10 +59,10 @@ func TestShortBreakIsNotCommitted(t *testing.T) {
 	cfg.RunnerGrace = DefaultConfig().RunnerGrace
 	k := startWith(t, cfg)
 	r := k.runner("r1")
-	applied := k.node.raft.AppliedIndex()
+	applied := k.node.raft.LastIndex()
 	_ = k.links.get("r1").conn.Close()
 	k.until("second link", func() bool { return r.Attached() == 2 && k.links.get("r1") != nil })
-	if got := k.node.raft.AppliedIndex(); got != applied {
+	if got := k.node.raft.LastIndex(); got != applied {
 		t.Errorf("%d log entries for a break", got-applied)
 	}
 }
@@ -204,7 +204,7 @@ func TestHeadsAreCommittedOnce(t *testing.T) {
 	}
 	report(state(1, 1, "d1", "ready"))
 	k.until("first head", func() bool { return head().GetHead().GetDigest() == "d1" })
-	applied := k.node.raft.AppliedIndex()
+	applied := k.node.raft.LastIndex()
 	// Repeats, stale and forged ones, and one for a workspace that is not this runner's.
 	report(state(1, 1, "d1", "ready"), state(0, 1, "d0", "ready"), state(9, 2, "d9", "ready"), &skerryv1.Workspace{Id: "ws_x", Epoch: 1})
 	report(state(2, 1, "d2", "needs_repair"))
@@ -212,7 +212,7 @@ func TestHeadsAreCommittedOnce(t *testing.T) {
 	if ws := head(); ws.GetState() != "needs_repair" || ws.GetDetail() != "d" || ws.GetHead().GetParent() != "p" || ws.GetHead().GetSeq() != 2 {
 		t.Errorf("head %v", ws)
 	}
-	if got := k.node.raft.AppliedIndex() - applied; got != 1 {
+	if got := k.node.raft.LastIndex() - applied; got != 1 {
 		t.Errorf("%d log entries, want 1", got)
 	}
 	// A link that comes anew reports everything again, which is no news.

@@ -147,7 +147,7 @@ func (c *Coordinator) placeAgent() (string, error) {
 // reach gives the live link of a workspace's runner.
 func (c *Coordinator) reach(ws *raftlogv1.Workspace) (target, error) {
 	live := c.links.get(ws.GetRunner())
-	if live == nil {
+	if live == nil || live.ended() {
 		return target{}, unreachable(ws.GetRunner())
 	}
 	return target{link: live, workspace: ws}, nil
