@@ -9,10 +9,6 @@ import (
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 )
 
-// Remembered is the number of log entries for which the answer to a command is
-// kept, so that a repeat gets it again.
-const Remembered = 4096
-
 // Entry is a committed command and its place in the log.
 type Entry struct {
 	Index   uint64
@@ -26,7 +22,7 @@ type Entry struct {
 func (s *State) Apply(entries []Entry) []*raftlogv1.Answer {
 	txn := s.db.Load().Txn(true)
 	defer txn.Abort()
-	p := processor{Reader: Reader{txn: txn}}
+	p := processor{Reader: Reader{txn: txn}, memory: s.memory}
 	answers := make([]*raftlogv1.Answer, len(entries))
 	for i, entry := range entries {
 		answers[i] = p.apply(entry)
@@ -36,22 +32,21 @@ func (s *State) Apply(entries []Entry) []*raftlogv1.Answer {
 }
 
 // processor applies commands within one write transaction.
-type processor struct{ Reader }
+type processor struct {
+	Reader
+	memory *memory
+}
 
 func (p processor) apply(entry Entry) *raftlogv1.Answer {
 	cmd := entry.Command
 	if cmd.GetId() == "" {
 		return refuse(problem.InvalidArgument, "id", "command has no id")
 	}
-	if done := p.Applied(cmd.GetId()); done != nil {
-		answer := &raftlogv1.Answer{}
-		if err := proto.Unmarshal(done.GetAnswer(), answer); err != nil {
-			panic(fmt.Sprintf("state: stored answer of %s: %v", cmd.GetId(), err))
-		}
+	if answer := p.memory.answer(cmd.GetId()); answer != nil {
 		return answer
 	}
 	answer := p.dispatch(cmd)
-	p.remember(entry, answer)
+	p.memory.remember(entry, answer)
 	return answer
 }
 
@@ -76,40 +71,9 @@ func (p processor) dispatch(cmd *raftlogv1.Command) *raftlogv1.Answer {
 	}
 }
 
-func (p processor) remember(entry Entry, answer *raftlogv1.Answer) {
-	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(answer)
-	if err != nil {
-		panic("state: encode answer: " + err.Error())
-	}
-	p.put(tableApplied, &raftlogv1.Applied{Id: entry.Command.GetId(), Time: entry.Command.GetTime(),
-		Answer: raw, Index: entry.Index})
-	for {
-		oldest := p.oldestApplied()
-		if oldest == nil || oldest.GetIndex()+Remembered > entry.Index {
-			return
-		}
-		p.drop(tableApplied, oldest)
-	}
-}
-
-func (p processor) oldestApplied() *raftlogv1.Applied {
-	it, err := p.txn.LowerBound(tableApplied, indexLog, uint64(0))
-	if err != nil {
-		panic("state: " + err.Error())
-	}
-	oldest, _ := it.Next().(*raftlogv1.Applied)
-	return oldest
-}
-
 func (p processor) put(table string, record any) {
 	if err := p.txn.Insert(table, record); err != nil {
 		panic(fmt.Sprintf("state: insert into %s: %v", table, err))
-	}
-}
-
-func (p processor) drop(table string, record any) {
-	if err := p.txn.Delete(table, record); err != nil {
-		panic(fmt.Sprintf("state: delete from %s: %v", table, err))
 	}
 }
 

@@ -13,14 +13,12 @@ const (
 	tableAgents     = "agents"
 	tableTokens     = "tokens"
 	tableWorkspaces = "workspaces"
-	tableApplied    = "applied"
 
 	indexID     = "id"
 	indexNumber = "number"
+	// By agent and runner; an agent's workspaces stand next to each other.
 	indexPair   = "pair"
-	indexAgent  = "agent"
 	indexRunner = "runner"
-	indexLog    = "log"
 )
 
 // metaRow is the one row of tableMeta.
@@ -31,16 +29,13 @@ type metaRow struct {
 
 const metaKey = "cluster"
 
-func unique(name, field string) *memdb.IndexSchema {
-	return &memdb.IndexSchema{Name: name, Unique: true, Indexer: &memdb.StringFieldIndex{Field: field}}
+func byText[T any](name string, unique bool, parts int, get func(*T) []string) *memdb.IndexSchema {
+	return &memdb.IndexSchema{Name: name, Unique: unique, Indexer: textIndex[T]{parts: parts, get: get}}
 }
 
-func numbered(name, field string) *memdb.IndexSchema {
-	return &memdb.IndexSchema{Name: name, Unique: true, Indexer: &memdb.UintFieldIndex{Field: field}}
-}
-
-func many(name, field string) *memdb.IndexSchema {
-	return &memdb.IndexSchema{Name: name, Indexer: &memdb.StringFieldIndex{Field: field}}
+// byID is the primary index on one text.
+func byID[T any](get func(*T) string) *memdb.IndexSchema {
+	return byText(indexID, true, 1, func(v *T) []string { return []string{get(v)} })
 }
 
 func table(name string, indexes ...*memdb.IndexSchema) *memdb.TableSchema {
@@ -52,16 +47,15 @@ func table(name string, indexes ...*memdb.IndexSchema) *memdb.TableSchema {
 }
 
 func newDB() *memdb.MemDB {
-	pair := &memdb.IndexSchema{Name: indexPair, Unique: true, Indexer: &memdb.CompoundIndex{
-		Indexes: []memdb.Indexer{&memdb.StringFieldIndex{Field: "Agent"}, &memdb.StringFieldIndex{Field: "Runner"}},
-	}}
+	number := &memdb.IndexSchema{Name: indexNumber, Unique: true, Indexer: numberIndex[raftlogv1.Runner]{(*raftlogv1.Runner).GetNumber}}
+	pair := byText(indexPair, true, 2, func(w *raftlogv1.Workspace) []string { return []string{w.GetAgent(), w.GetRunner()} })
+	runner := byText(indexRunner, false, 1, func(w *raftlogv1.Workspace) []string { return []string{w.GetRunner()} })
 	schema := &memdb.DBSchema{Tables: map[string]*memdb.TableSchema{
-		tableMeta:       table(tableMeta, unique(indexID, "Key")),
-		tableRunners:    table(tableRunners, unique(indexID, "Name"), numbered(indexNumber, "Number")),
-		tableAgents:     table(tableAgents, unique(indexID, "Name")),
-		tableTokens:     table(tableTokens, unique(indexID, "Id")),
-		tableWorkspaces: table(tableWorkspaces, unique(indexID, "Id"), pair, many(indexAgent, "Agent"), many(indexRunner, "Runner")),
-		tableApplied:    table(tableApplied, unique(indexID, "Id"), numbered(indexLog, "Index")),
+		tableMeta:       table(tableMeta, byID(func(m *metaRow) string { return m.Key })),
+		tableRunners:    table(tableRunners, byID((*raftlogv1.Runner).GetName), number),
+		tableAgents:     table(tableAgents, byID((*raftlogv1.Agent).GetName)),
+		tableTokens:     table(tableTokens, byID((*raftlogv1.Token).GetId)),
+		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner),
 	}}
 	db, err := memdb.NewMemDB(schema)
 	if err != nil {

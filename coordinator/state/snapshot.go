@@ -24,16 +24,21 @@ var ErrSnapshot = errors.New("snapshot cannot be restored")
 
 // Snapshot is the state at one instant. Taking it costs nothing and blocks
 // nobody, since the tables are immutable trees.
-type Snapshot struct{ txn *memdb.Txn }
+type Snapshot struct {
+	txn     *memdb.Txn
+	applied []*raftlogv1.Applied
+}
 
-// Snapshot captures the state.
-func (s *State) Snapshot() *Snapshot { return &Snapshot{txn: s.Read().txn} }
+// Snapshot captures the state. It must not run beside Apply; Raft sees to that.
+func (s *State) Snapshot() *Snapshot {
+	return &Snapshot{txn: s.Read().txn, applied: s.memory.snapshot()}
+}
 
 // WriteTo streams the snapshot as length-delimited SnapshotRecords, a header
 // first. Equal states give equal bytes.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	out := &recordWriter{w: bufio.NewWriterSize(w, 256<<10)}
-	header := processor{Reader{txn: s.txn}}.cluster()
+	header := processor{Reader: Reader{txn: s.txn}}.cluster()
 	header.Version = Version
 	out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Header{Header: header}})
 	each(s.txn, tableRunners, indexID, func(v *raftlogv1.Runner) {
@@ -48,9 +53,9 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	each(s.txn, tableWorkspaces, indexID, func(v *raftlogv1.Workspace) {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Workspace{Workspace: v}})
 	})
-	each(s.txn, tableApplied, indexID, func(v *raftlogv1.Applied) {
+	for _, v := range s.applied {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Applied{Applied: v}})
-	})
+	}
 	return out.finish()
 }
 
@@ -92,7 +97,7 @@ func (r *recordWriter) finish() (int64, error) {
 // Restore replaces the state by a snapshot. After an error the state is as it
 // was. Completeness of the stream is the snapshot store's to check (it keeps a CRC).
 func (s *State) Restore(r io.Reader) error {
-	db := newDB()
+	db, remembered := newDB(), newMemory()
 	txn := db.Txn(true)
 	defer txn.Abort()
 	in := bufio.NewReaderSize(r, 256<<10)
@@ -103,7 +108,7 @@ func (s *State) Restore(r io.Reader) error {
 			break
 		}
 		if err == nil {
-			err = load(txn, record, n == 0)
+			err = load(txn, remembered, record, n == 0)
 		}
 		if err != nil {
 			return fmt.Errorf("%w: record %d: %w", ErrSnapshot, n, err)
@@ -111,10 +116,11 @@ func (s *State) Restore(r io.Reader) error {
 	}
 	txn.Commit()
 	s.db.Store(db)
+	s.memory = remembered
 	return nil
 }
 
-func load(txn *memdb.Txn, record *raftlogv1.SnapshotRecord, first bool) error {
+func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, first bool) error {
 	header, isHeader := record.GetRecord().(*raftlogv1.SnapshotRecord_Header)
 	if first != isHeader {
 		return errors.New("the header must be the first record, and only that")
@@ -134,7 +140,7 @@ func load(txn *memdb.Txn, record *raftlogv1.SnapshotRecord, first bool) error {
 		}
 		return insertNew(txn, tableWorkspaces, v.Workspace, v.Workspace.GetId())
 	case *raftlogv1.SnapshotRecord_Applied:
-		return insertNew(txn, tableApplied, v.Applied, v.Applied.GetId())
+		return remembered.load(v.Applied)
 	default:
 		return errors.New("a kind of record that this version does not know; install a newer one")
 	}

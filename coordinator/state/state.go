@@ -17,11 +17,13 @@ import (
 type State struct {
 	// Swapped as a whole by Restore.
 	db atomic.Pointer[memdb.MemDB]
+	// Not for readers.
+	memory *memory
 }
 
 // New is the empty state.
 func New() *State {
-	s := &State{}
+	s := &State{memory: newMemory()}
 	s.db.Store(newDB())
 	return s
 }
@@ -87,20 +89,26 @@ func (r Reader) WorkspaceOf(agent, runner string) *raftlogv1.Workspace {
 	return v
 }
 
-// WorkspacesOfAgent lists an agent's workspaces, oldest first.
+// WorkspacesOfAgent lists an agent's workspaces by runner.
 func (r Reader) WorkspacesOfAgent(agent string) []*raftlogv1.Workspace {
-	return all[raftlogv1.Workspace](r.txn, tableWorkspaces, indexAgent, agent)
+	it, err := r.txn.LowerBound(tableWorkspaces, indexPair, agent, "")
+	if err != nil {
+		panic("state: " + err.Error())
+	}
+	var out []*raftlogv1.Workspace
+	for raw := it.Next(); raw != nil; raw = it.Next() {
+		ws := raw.(*raftlogv1.Workspace)
+		if ws.GetAgent() != agent {
+			break
+		}
+		out = append(out, ws)
+	}
+	return out
 }
 
 // WorkspacesOfRunner lists a runner's workspaces, oldest first.
 func (r Reader) WorkspacesOfRunner(runner string) []*raftlogv1.Workspace {
 	return all[raftlogv1.Workspace](r.txn, tableWorkspaces, indexRunner, runner)
-}
-
-// Applied finds the record of an applied command; old ones are forgotten.
-func (r Reader) Applied(id string) *raftlogv1.Applied {
-	v, _ := first[raftlogv1.Applied](r.txn, tableApplied, indexID, id)
-	return v
 }
 
 func first[T any](txn *memdb.Txn, table, index string, args ...any) (*T, error) {

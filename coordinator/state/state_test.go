@@ -192,7 +192,7 @@ func TestI3RepeatedCommandGivesFirstAnswer(t *testing.T) {
 	}
 	l.n += Remembered
 	l.apply(register("r2"))
-	if l.s.Read().Applied("cm_same") != nil {
+	if l.s.memory.answer("cm_same") != nil {
 		t.Error("an old answer was not forgotten")
 	}
 	if got := l.apply(&raftlogv1.Command{Id: "x", Op: register("").Op}).GetFailure(); got.GetField() != "name" {
