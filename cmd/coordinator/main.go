@@ -1,0 +1,160 @@
+// Command coordinator keeps the state of a Skerry cluster and routes agents'
+// calls to runners.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+
+	"skerry.internal/config"
+	"skerry.internal/coordinator"
+)
+
+// version is set by -ldflags "-X main.version=...".
+var version = "dev"
+
+// startTimeout bounds the wait for leadership, the replay of the log included.
+const startTimeout = 5 * time.Minute
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command(os.Environ()).ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "coordinator:", err)
+		os.Exit(1)
+	}
+}
+
+// flags name the keys of the configuration that each sets.
+var flags = []struct{ name, key, usage string }{
+	{"data-dir", "data_dir", "directory of the Raft log and snapshots"},
+	{"listen", "listen", "host:port of the API; without TLS a loopback address"},
+	{"metrics-listen", "metrics_listen", "host:port of /metrics, /healthz and /readyz; empty: none"},
+	{"log-level", "log.level", "debug, info, warn or error"},
+	{"log-format", "log.format", "text or json"},
+}
+
+func command(environ []string) *cobra.Command {
+	var path string
+	var printConfig bool
+	cmd := &cobra.Command{
+		Use:           "coordinator",
+		Short:         "Keep the state of a Skerry cluster and route agents' calls to runners",
+		Example:       "  coordinator --data-dir /var/lib/skerry/coordinator --listen 127.0.0.1:7420",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := load(cmd, path, environ)
+			if err != nil {
+				return err
+			}
+			if printConfig {
+				return config.Print(cmd.OutOrStdout(), cfg)
+			}
+			return run(cmd.Context(), cfg, cmd.ErrOrStderr())
+		},
+	}
+	cmd.Flags().StringVar(&path, "config", "", "YAML file (default "+coordinator.DefaultConfigPath+", when it exists)")
+	cmd.Flags().BoolVar(&printConfig, "print-config", false, "print the configuration in force and exit")
+	for _, f := range flags {
+		cmd.Flags().String(f.name, "", f.usage)
+	}
+	cmd.AddCommand(&cobra.Command{Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "coordinator", version) }})
+	return cmd
+}
+
+func load(cmd *cobra.Command, path string, environ []string) (coordinator.Config, error) {
+	cfg := coordinator.DefaultConfig()
+	src := config.Source{Path: path, EnvPrefix: coordinator.EnvPrefix, Environ: environ, Flags: map[string]string{}}
+	if path == "" {
+		src.Path, src.Optional = coordinator.DefaultConfigPath, true
+	}
+	for _, f := range flags {
+		if flag := cmd.Flags().Lookup(f.name); flag.Changed {
+			src.Flags[f.key] = flag.Value.String()
+		}
+	}
+	return cfg, config.Load(&cfg, src)
+}
+
+// run serves until ctx ends, then stops in order.
+func run(ctx context.Context, cfg coordinator.Config, stderr io.Writer) (err error) {
+	logger := cfg.Log.New(stderr)
+	slog.SetDefault(logger)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	ln, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	starting, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	c, err := coordinator.New(starting, cfg, coordinator.Deps{Logger: logger, Registerer: registry})
+	if err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	defer func() { err = errors.Join(err, closeIn(ctx, cfg, c)) }()
+	tokenFile := filepath.Join(cfg.DataDir, coordinator.AdminTokenFile)
+	created, err := c.Bootstrap(starting, tokenFile)
+	if err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	if created {
+		logger.InfoContext(ctx, "first start: the admin token is in a file", "file", tokenFile)
+	}
+	stopMetrics, err := serveMetrics(cfg, c, registry, logger)
+	if err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	defer stopMetrics()
+	logger.InfoContext(ctx, "serving", "listen", ln.Addr().String(), "cluster", c.ClusterID(), "version", version)
+	return c.Serve(ctx, ln)
+}
+
+func closeIn(ctx context.Context, cfg coordinator.Config, c *coordinator.Coordinator) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*cfg.Limits.ShutdownGrace.D()+time.Second)
+	defer cancel()
+	return c.Close(ctx)
+}
+
+// serveMetrics answers on a port of its own, without tokens.
+func serveMetrics(cfg coordinator.Config, c *coordinator.Coordinator, registry *prometheus.Registry, logger *slog.Logger) (stop func(), err error) {
+	if cfg.MetricsListen == "" {
+		return func() {}, nil
+	}
+	ln, err := net.Listen("tcp", cfg.MetricsListen)
+	if err != nil {
+		return nil, fmt.Errorf("listen for metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", c.HealthHandler())
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			logger.Error("serve metrics", "error", err)
+		}
+	}()
+	return func() { _ = server.Close(); <-done }, nil
+}
