@@ -17,15 +17,15 @@ func raftLogger(logger *slog.Logger) hclog.Logger {
 
 type slogSink struct{ logger *slog.Logger }
 
-// Accept implements hclog.SinkAdapter. The library's info is our debug: it
-// tells of each step of an election.
+// Accept implements hclog.SinkAdapter. The library's info is our debug and its
+// warnings our info: it warns of each election, that of every start included.
 func (s slogSink) Accept(name string, level hclog.Level, msg string, args ...any) {
 	to := slog.LevelDebug
 	switch {
 	case level >= hclog.Error:
 		to = slog.LevelError
 	case level == hclog.Warn:
-		to = slog.LevelWarn
+		to = slog.LevelInfo
 	}
 	s.logger.Log(context.Background(), to, msg, append([]any{"part", name}, args...)...)
 }
