@@ -1089,6 +1089,9 @@ type Execution struct {
 	Epoch uint64 `protobuf:"varint,16,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Position in the workspace's queue while queued, from 1.
 	QueuePosition uint32 `protobuf:"varint,17,opt,name=queue_position,json=queuePosition,proto3" json:"queue_position,omitempty"`
+	// What keeps it from becoming terminal though its command ended: a failed
+	// commit of its workspace, and how to go on.
+	Problem       string `protobuf:"bytes,18,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1240,6 +1243,13 @@ func (x *Execution) GetQueuePosition() uint32 {
 		return x.QueuePosition
 	}
 	return 0
+}
+
+func (x *Execution) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
 }
 
 // Command is what was asked for.
@@ -1427,7 +1437,7 @@ type Output struct {
 	TotalBytes uint64 `protobuf:"varint,2,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	// Bytes left out of text, between its head and its tail.
 	OmittedBytes  uint64 `protobuf:"varint,3,opt,name=omitted_bytes,json=omittedBytes,proto3" json:"omitted_bytes,omitempty"`
-	OmittedLines  uint64 `protobuf:"varint,4,opt,name=omitted_lines,json=omittedLines,proto3" json:"omitted_lines,omitempty"`
+	OmittedLines  uint32 `protobuf:"varint,4,opt,name=omitted_lines,json=omittedLines,proto3" json:"omitted_lines,omitempty"`
 	Binary        bool   `protobuf:"varint,5,opt,name=binary,proto3" json:"binary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1484,7 +1494,7 @@ func (x *Output) GetOmittedBytes() uint64 {
 	return 0
 }
 
-func (x *Output) GetOmittedLines() uint64 {
+func (x *Output) GetOmittedLines() uint32 {
 	if x != nil {
 		return x.OmittedLines
 	}
@@ -1500,12 +1510,15 @@ func (x *Output) GetBinary() bool {
 
 // Usage is what the process tree consumed.
 type Usage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	UserCpuUs     uint64                 `protobuf:"varint,1,opt,name=user_cpu_us,json=userCpuUs,proto3" json:"user_cpu_us,omitempty"`
-	SystemCpuUs   uint64                 `protobuf:"varint,2,opt,name=system_cpu_us,json=systemCpuUs,proto3" json:"system_cpu_us,omitempty"`
-	MaxRssBytes   uint64                 `protobuf:"varint,3,opt,name=max_rss_bytes,json=maxRssBytes,proto3" json:"max_rss_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	UserCpuUs   uint64                 `protobuf:"varint,1,opt,name=user_cpu_us,json=userCpuUs,proto3" json:"user_cpu_us,omitempty"`
+	SystemCpuUs uint64                 `protobuf:"varint,2,opt,name=system_cpu_us,json=systemCpuUs,proto3" json:"system_cpu_us,omitempty"`
+	// Largest resident set of one process.
+	MaxRssBytes uint64 `protobuf:"varint,3,opt,name=max_rss_bytes,json=maxRssBytes,proto3" json:"max_rss_bytes,omitempty"`
+	// Most memory of all processes together; 0 where no control group measures it.
+	PeakMemoryBytes uint64 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -1555,6 +1568,13 @@ func (x *Usage) GetSystemCpuUs() uint64 {
 func (x *Usage) GetMaxRssBytes() uint64 {
 	if x != nil {
 		return x.MaxRssBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetPeakMemoryBytes() uint64 {
+	if x != nil {
+		return x.PeakMemoryBytes
 	}
 	return 0
 }
@@ -1722,7 +1742,7 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\x06cursor\x18\x01 \x01(\x04R\x06cursor\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
-	"\x04data\x18\x04 \x01(\fR\x04data\"\xd8\x04\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\"\xf2\x04\n" +
 	"\tExecution\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
@@ -1741,7 +1761,8 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\acommand\x18\x0e \x01(\v2\x12.skerry.v1.CommandR\acommand\x12'\n" +
 	"\x0fidempotency_key\x18\x0f \x01(\tR\x0eidempotencyKey\x12\x14\n" +
 	"\x05epoch\x18\x10 \x01(\x04R\x05epoch\x12%\n" +
-	"\x0equeue_position\x18\x11 \x01(\rR\rqueuePosition\"\xbb\x01\n" +
+	"\x0equeue_position\x18\x11 \x01(\rR\rqueuePosition\x12\x18\n" +
+	"\aproblem\x18\x12 \x01(\tR\aproblem\"\xbb\x01\n" +
 	"\aCommand\x12\x14\n" +
 	"\x05shell\x18\x01 \x01(\tR\x05shell\x12\x1f\n" +
 	"\vscript_path\x18\x02 \x01(\tR\n" +
@@ -1764,12 +1785,13 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\vtotal_bytes\x18\x02 \x01(\x04R\n" +
 	"totalBytes\x12#\n" +
 	"\romitted_bytes\x18\x03 \x01(\x04R\fomittedBytes\x12#\n" +
-	"\romitted_lines\x18\x04 \x01(\x04R\fomittedLines\x12\x16\n" +
-	"\x06binary\x18\x05 \x01(\bR\x06binary\"o\n" +
+	"\romitted_lines\x18\x04 \x01(\rR\fomittedLines\x12\x16\n" +
+	"\x06binary\x18\x05 \x01(\bR\x06binary\"\x9b\x01\n" +
 	"\x05Usage\x12\x1e\n" +
 	"\vuser_cpu_us\x18\x01 \x01(\x04R\tuserCpuUs\x12\"\n" +
 	"\rsystem_cpu_us\x18\x02 \x01(\x04R\vsystemCpuUs\x12\"\n" +
-	"\rmax_rss_bytes\x18\x03 \x01(\x04R\vmaxRssBytes\"\xe1\x01\n" +
+	"\rmax_rss_bytes\x18\x03 \x01(\x04R\vmaxRssBytes\x12*\n" +
+	"\x11peak_memory_bytes\x18\x04 \x01(\x04R\x0fpeakMemoryBytes\"\xe1\x01\n" +
 	"\x05Times\x126\n" +
 	"\baccepted\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\baccepted\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +

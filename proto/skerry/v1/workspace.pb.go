@@ -601,7 +601,7 @@ type Snapshot struct {
 	Bytes uint64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// Things that cannot be stored, such as sockets.
 	Skipped       []*Skipped `protobuf:"bytes,7,rep,name=skipped,proto3" json:"skipped,omitempty"`
-	SkippedCount  uint64     `protobuf:"varint,8,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	SkippedCount  uint32     `protobuf:"varint,8,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -685,7 +685,7 @@ func (x *Snapshot) GetSkipped() []*Skipped {
 	return nil
 }
 
-func (x *Snapshot) GetSkippedCount() uint64 {
+func (x *Snapshot) GetSkippedCount() uint32 {
 	if x != nil {
 		return x.SkippedCount
 	}
@@ -696,8 +696,10 @@ func (x *Snapshot) GetSkippedCount() uint64 {
 type Skipped struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	// "fifo", "socket", "device", "mount" or "unreadable".
-	Kind          string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// "fifo", "socket", "char device", "block device", "file", "dir", "symlink" or "other".
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Why it was skipped, in words.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -742,6 +744,13 @@ func (x *Skipped) GetPath() string {
 func (x *Skipped) GetKind() string {
 	if x != nil {
 		return x.Kind
+	}
+	return ""
+}
+
+func (x *Skipped) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -823,9 +832,9 @@ type Changes struct {
 	Created       []string               `protobuf:"bytes,1,rep,name=created,proto3" json:"created,omitempty"`
 	Modified      []string               `protobuf:"bytes,2,rep,name=modified,proto3" json:"modified,omitempty"`
 	Deleted       []string               `protobuf:"bytes,3,rep,name=deleted,proto3" json:"deleted,omitempty"`
-	CreatedCount  uint64                 `protobuf:"varint,4,opt,name=created_count,json=createdCount,proto3" json:"created_count,omitempty"`
-	ModifiedCount uint64                 `protobuf:"varint,5,opt,name=modified_count,json=modifiedCount,proto3" json:"modified_count,omitempty"`
-	DeletedCount  uint64                 `protobuf:"varint,6,opt,name=deleted_count,json=deletedCount,proto3" json:"deleted_count,omitempty"`
+	CreatedCount  uint32                 `protobuf:"varint,4,opt,name=created_count,json=createdCount,proto3" json:"created_count,omitempty"`
+	ModifiedCount uint32                 `protobuf:"varint,5,opt,name=modified_count,json=modifiedCount,proto3" json:"modified_count,omitempty"`
+	DeletedCount  uint32                 `protobuf:"varint,6,opt,name=deleted_count,json=deletedCount,proto3" json:"deleted_count,omitempty"`
 	// Some list is shorter than its count.
 	Truncated     bool `protobuf:"varint,7,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -883,21 +892,21 @@ func (x *Changes) GetDeleted() []string {
 	return nil
 }
 
-func (x *Changes) GetCreatedCount() uint64 {
+func (x *Changes) GetCreatedCount() uint32 {
 	if x != nil {
 		return x.CreatedCount
 	}
 	return 0
 }
 
-func (x *Changes) GetModifiedCount() uint64 {
+func (x *Changes) GetModifiedCount() uint32 {
 	if x != nil {
 		return x.ModifiedCount
 	}
 	return 0
 }
 
-func (x *Changes) GetDeletedCount() uint64 {
+func (x *Changes) GetDeletedCount() uint32 {
 	if x != nil {
 		return x.DeletedCount
 	}
@@ -961,10 +970,11 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\x05files\x18\x05 \x01(\x04R\x05files\x12\x14\n" +
 	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12,\n" +
 	"\askipped\x18\a \x03(\v2\x12.skerry.v1.SkippedR\askipped\x12#\n" +
-	"\rskipped_count\x18\b \x01(\x04R\fskippedCount\"1\n" +
+	"\rskipped_count\x18\b \x01(\rR\fskippedCount\"I\n" +
 	"\aSkipped\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
-	"\x04kind\x18\x02 \x01(\tR\x04kind\"\xa4\x01\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xa4\x01\n" +
 	"\bRevision\x12/\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x13.skerry.v1.SnapshotR\bsnapshot\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1f\n" +
@@ -975,9 +985,9 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\acreated\x18\x01 \x03(\tR\acreated\x12\x1a\n" +
 	"\bmodified\x18\x02 \x03(\tR\bmodified\x12\x18\n" +
 	"\adeleted\x18\x03 \x03(\tR\adeleted\x12#\n" +
-	"\rcreated_count\x18\x04 \x01(\x04R\fcreatedCount\x12%\n" +
-	"\x0emodified_count\x18\x05 \x01(\x04R\rmodifiedCount\x12#\n" +
-	"\rdeleted_count\x18\x06 \x01(\x04R\fdeletedCount\x12\x1c\n" +
+	"\rcreated_count\x18\x04 \x01(\rR\fcreatedCount\x12%\n" +
+	"\x0emodified_count\x18\x05 \x01(\rR\rmodifiedCount\x12#\n" +
+	"\rdeleted_count\x18\x06 \x01(\rR\fdeletedCount\x12\x1c\n" +
 	"\ttruncated\x18\a \x01(\bR\ttruncated2\xbe\x02\n" +
 	"\x10WorkspaceService\x12U\n" +
 	"\x0eListWorkspaces\x12 .skerry.v1.ListWorkspacesRequest\x1a!.skerry.v1.ListWorkspacesResponse\x127\n" +
