@@ -106,13 +106,13 @@ func Connect(err error) error {
 	if err == nil {
 		return nil
 	}
-	var wire *connect.Error
-	if errors.As(err, &wire) {
-		return err
-	}
+	// *Error first: its cause may hold a wire error, which is not for the caller.
 	var e *Error
+	var wire *connect.Error
 	switch {
 	case errors.As(err, &e):
+	case errors.As(err, &wire):
+		return err
 	case errors.Is(err, context.Canceled):
 		return connect.NewError(connect.CodeCanceled, errors.New("the caller went away"))
 	case errors.Is(err, context.DeadlineExceeded):
@@ -135,12 +135,12 @@ func (e *Error) Proto() *skerryv1.Problem {
 
 // Of finds the Problem in an error that came over the wire; nil when it has none.
 func Of(err error) *skerryv1.Problem {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Proto()
+	}
 	var wire *connect.Error
 	if !errors.As(err, &wire) {
-		var e *Error
-		if errors.As(err, &e) {
-			return e.Proto()
-		}
 		return nil
 	}
 	for _, d := range wire.Details() {
