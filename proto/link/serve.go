@@ -31,7 +31,7 @@ func serve(ctx context.Context, conn net.Conn, handler http.Handler, errorLog *l
 		ReadHeaderTimeout: handshakeTimeout,
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(&oneConn{conn: watched}) }()
+	go func() { ended <- server.Serve(&oneConn{conn: watched, closed: make(chan struct{})}) }()
 
 	var result error
 	select {
@@ -58,9 +58,11 @@ var errServed = errors.New("the one connection has ended")
 
 // oneConn is a listener that gives one connection and then waits for its end.
 type oneConn struct {
-	conn  *watchedConn
-	mu    sync.Mutex
-	given bool
+	conn   *watchedConn
+	closed chan struct{}
+	once   sync.Once
+	mu     sync.Mutex
+	given  bool
 }
 
 // Accept implements net.Listener.
@@ -72,12 +74,19 @@ func (l *oneConn) Accept() (net.Conn, error) {
 	if first {
 		return l.conn, nil
 	}
-	<-l.conn.closed
+	select {
+	case <-l.conn.closed:
+	case <-l.closed:
+	}
 	return nil, errServed
 }
 
-// Close implements net.Listener; the connection has its own end.
-func (l *oneConn) Close() error { return nil }
+// Close implements net.Listener; the connection has its own end. It unblocks
+// Accept, for which http.Server.Shutdown waits before anything else.
+func (l *oneConn) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
 
 // Addr implements net.Listener.
 func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
