@@ -87,12 +87,21 @@ func newsworthy(known *raftlogv1.Workspace, head *raftlogv1.Head) bool {
 	return state.Advances(known, head)
 }
 
+// headsDelay is how far the replicated heads may be behind the runners'.
+const headsDelay = 100 * time.Millisecond
+
 func (f *headsFeed) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-f.wake:
+		}
+		// News comes in bursts; the log need not have each step.
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(headsDelay):
 		}
 		for batch := f.take(); len(batch) > 0; batch = f.take() {
 			if f.commit(ctx, batch) != nil {
