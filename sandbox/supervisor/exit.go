@@ -79,13 +79,16 @@ func ReadExit(dir string) (Exit, bool, error) {
 	return e, true, nil
 }
 
-// publish makes the verdict durable in a file prepared for it.
+// publish puts the verdict into a file prepared for it. It survives a crash of
+// every process, not a power cut: what the command left in its workspace may be
+// gone then too, and the daemon, which commits both, must not take the verdict
+// for more than that.
 func (e Exit) publish(to *pendingFile) error {
 	b, err := json.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("encode exit: %w", err)
 	}
-	if err := to.publishDurably(b); err != nil {
+	if err := to.publish(b); err != nil {
 		return fmt.Errorf("write exit: %w", err)
 	}
 	return nil

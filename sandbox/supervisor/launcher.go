@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,7 @@ type Launcher struct {
 
 	mu      sync.Mutex
 	closed  bool
+	closing chan struct{}
 	pending sync.WaitGroup // refills
 }
 
@@ -33,9 +35,9 @@ type warmShim struct {
 
 // NewLauncher keeps n shims waiting. Close it to end them.
 func NewLauncher(shimPath string, n int) *Launcher {
-	l := &Launcher{shimPath: shimPath, warm: make(chan *warmShim, n)}
+	l := &Launcher{shimPath: shimPath, warm: make(chan *warmShim, n), closing: make(chan struct{})}
 	for range n {
-		l.refill()
+		l.refill(nil)
 	}
 	return l
 }
@@ -61,7 +63,7 @@ func (l *Launcher) takeWarm(dir string) *shimEnd {
 	for {
 		select {
 		case s := <-l.warm:
-			l.refill()
+			l.refill(s.end)
 			_, err := s.stdin.WriteString(dir + "\n")
 			s.stdin.Close()
 			if err == nil {
@@ -73,15 +75,23 @@ func (l *Launcher) takeWarm(dir string) *shimEnd {
 	}
 }
 
-// refill starts one more waiting shim in the background. A failure only means
-// that an execution starts a shim of its own.
-func (l *Launcher) refill() {
+// refillDelay bounds how long a taken shim is not replaced.
+const refillDelay = 50 * time.Millisecond
+
+// refill starts one more waiting shim in the background: not at once but when
+// the execution that took the last one is over or takes longer, since the two
+// would compete for the processor. A failure only means that an execution
+// starts a shim of its own.
+func (l *Launcher) refill(after *shimEnd) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return
 	}
 	l.pending.Go(func() {
+		if after != nil && !l.pause(after) {
+			return
+		}
 		s, err := startWarm(l.shimPath)
 		if err != nil {
 			return
@@ -92,6 +102,19 @@ func (l *Launcher) refill() {
 			s.stdin.Close()
 		}
 	})
+}
+
+// pause returns false when the launcher is closed.
+func (l *Launcher) pause(after *shimEnd) bool {
+	timer := time.NewTimer(refillDelay)
+	defer timer.Stop()
+	select {
+	case <-after.reaped:
+	case <-timer.C:
+	case <-l.closing:
+		return false
+	}
+	return true
 }
 
 func startWarm(shimPath string) (*warmShim, error) {
@@ -112,7 +135,10 @@ func startWarm(shimPath string) (*warmShim, error) {
 // run go on.
 func (l *Launcher) Close() {
 	l.mu.Lock()
-	l.closed = true
+	if !l.closed {
+		l.closed = true
+		close(l.closing)
+	}
 	l.mu.Unlock()
 	l.pending.Wait()
 	for {
