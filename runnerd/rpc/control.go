@@ -1,0 +1,37 @@
+package rpc
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	skerryv1 "skerry.internal/proto/skerry/v1"
+	"skerry.internal/runnerd/workspace"
+)
+
+type control struct{ *Services }
+
+// Attach implements RunnerControlService.
+func (s control) Attach(ctx context.Context, req *connect.Request[skerryv1.AttachRequest]) (*connect.Response[skerryv1.AttachResponse], error) {
+	if err := s.cfg.Attached(ctx, req.Msg.ClusterId, req.Msg.RunnerNumber); err != nil {
+		return nil, err
+	}
+	running, queued := s.engine.Load()
+	return connect.NewResponse(&skerryv1.AttachResponse{Runner: &skerryv1.Runner{
+		Name: s.cfg.Name, Number: req.Msg.RunnerNumber, State: skerryv1.RunnerUp, Tier: s.cfg.Tier, Labels: s.cfg.Labels,
+		Version: s.cfg.Version, Slots: uint32(s.cfg.Slots), Running: uint32(running), Queued: uint32(queued),
+	}}), nil
+}
+
+// WatchWorkspaces implements RunnerControlService.
+func (s control) WatchWorkspaces(ctx context.Context, _ *connect.Request[skerryv1.WatchWorkspacesRequest], stream *connect.ServerStream[skerryv1.WatchWorkspacesResponse]) error {
+	s.cfg.Watched()
+	return s.workspaces.Watch(ctx, func(changed []*workspace.Workspace) error {
+		running, queued := s.engine.Load()
+		out := &skerryv1.WatchWorkspacesResponse{Running: uint32(running), Queued: uint32(queued)}
+		for _, w := range changed {
+			out.Workspaces = append(out.Workspaces, s.status(w))
+		}
+		return stream.Send(out)
+	})
+}

@@ -1,0 +1,132 @@
+// Package rpc serves a runner's calls: it checks what came, finds the agent's
+// workspace or execution and shapes the answer.
+package rpc
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"skerry.internal/cas"
+	"skerry.internal/proto/problem"
+	skerryv1 "skerry.internal/proto/skerry/v1"
+	"skerry.internal/proto/skerry/v1/skerryv1connect"
+	"skerry.internal/runnerd/execution"
+	"skerry.internal/runnerd/workspace"
+)
+
+// Config of the services.
+type Config struct {
+	Name    string
+	Version string
+	Labels  map[string]string
+	Slots   int
+	Tier    string
+	// TierAtLeast says whether the runner's tier is at least the named one.
+	TierAtLeast func(string) bool
+	// DefaultTimeout and MaxTimeout bound an execution's wall-clock time.
+	DefaultTimeout, MaxTimeout time.Duration
+	// MaxRequestBytes bounds one message.
+	MaxRequestBytes int
+	// Attached is called when a coordinator has told the runner its number.
+	Attached func(ctx context.Context, cluster string, number uint32) error
+	// Watched is called when a coordinator begins to watch the runner: from now
+	// on it routes calls here.
+	Watched func()
+}
+
+// Services implements the runner's side of the API.
+type Services struct {
+	cfg        Config
+	engine     *execution.Engine
+	workspaces *workspace.Manager
+	store      *cas.Store
+	log        *slog.Logger
+}
+
+// New makes the services.
+func New(cfg Config, engine *execution.Engine, workspaces *workspace.Manager, store *cas.Store, log *slog.Logger) *Services {
+	return &Services{cfg: cfg, engine: engine, workspaces: workspaces, store: store, log: log}
+}
+
+// Handler serves all services. It trusts the Skerry headers, so that it must be
+// reachable by the coordinator alone: over the connection that the runner dialled.
+func (s *Services) Handler() http.Handler {
+	mux := http.NewServeMux()
+	options := []connect.HandlerOption{
+		connect.WithReadMaxBytes(s.cfg.MaxRequestBytes),
+		connect.WithInterceptors(errorMapper{s.log}),
+		connect.WithRecover(s.recovered),
+	}
+	mux.Handle(skerryv1connect.NewExecutionServiceHandler(executions{s}, options...))
+	mux.Handle(skerryv1connect.NewFileServiceHandler(files{s}, options...))
+	mux.Handle(skerryv1connect.NewWorkspaceServiceHandler(workspaces{s}, options...))
+	mux.Handle(skerryv1connect.NewRunnerControlServiceHandler(control{s}, options...))
+	return mux
+}
+
+func (s *Services) recovered(_ context.Context, spec connect.Spec, _ http.Header, cause any) error {
+	s.log.Error("handler panicked", "procedure", spec.Procedure, "panic", cause)
+	return problem.Connect(problem.New(connect.CodeInternal, problem.Internal, "see the runner's log", "internal error"))
+}
+
+// agentOf reads who calls; the coordinator has authenticated it.
+func agentOf(h http.Header) (string, error) {
+	agent := h.Get(skerryv1.HeaderAgent)
+	if agent == "" {
+		return "", problem.New(connect.CodeUnauthenticated, problem.Unauthenticated, "call through a coordinator", "no agent in the call")
+	}
+	return agent, nil
+}
+
+// workspaceOf opens the workspace that the coordinator routed the call to.
+func (s *Services) workspaceOf(ctx context.Context, h http.Header) (*workspace.Workspace, error) {
+	agent, err := agentOf(h)
+	if err != nil {
+		return nil, err
+	}
+	epoch, err := strconv.ParseUint(h.Get(skerryv1.HeaderEpoch), 10, 64)
+	if err != nil || epoch == 0 {
+		return nil, problem.New(connect.CodeInvalidArgument, problem.InvalidArgument, "call through a coordinator", "no epoch in the call")
+	}
+	return s.workspaces.Get(ctx, h.Get(skerryv1.HeaderWorkspace), agent, epoch)
+}
+
+// errorMapper turns domain errors into wire errors, and logs those that are
+// nobody's mistake.
+type errorMapper struct{ log *slog.Logger }
+
+func (m errorMapper) mapped(err error, procedure string) error {
+	if err == nil {
+		return nil
+	}
+	out := problem.Connect(err)
+	if code := connect.CodeOf(out); code == connect.CodeInternal || code == connect.CodeUnknown {
+		m.log.Error("call failed", "procedure", procedure, "err", err)
+	}
+	return out
+}
+
+// WrapUnary implements connect.Interceptor.
+func (m errorMapper) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		res, err := next(ctx, req)
+		return res, m.mapped(err, req.Spec().Procedure)
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (m errorMapper) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (m errorMapper) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		return m.mapped(next(ctx, conn), conn.Spec().Procedure)
+	}
+}
