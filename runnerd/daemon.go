@@ -1,0 +1,258 @@
+// Package runnerd is the daemon of a compute host: it keeps workspaces, runs
+// executions in sandboxes and serves a coordinator over a connection that it
+// dials itself.
+package runnerd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"skerry.internal/cas"
+	"skerry.internal/proto/ids"
+	"skerry.internal/proto/link"
+	"skerry.internal/proto/problem"
+	"skerry.internal/runnerd/execution"
+	"skerry.internal/runnerd/journal"
+	"skerry.internal/runnerd/rpc"
+	"skerry.internal/runnerd/workspace"
+)
+
+// Deps are what the daemon gets from its main.
+type Deps struct {
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
+	Version string
+}
+
+// Daemon is one runner. Its owner calls Run and then Close.
+type Daemon struct {
+	cfg        Config
+	deps       Deps
+	store      *cas.Store
+	journal    *journal.Journal
+	engine     *execution.Engine
+	workspaces *workspace.Manager
+	handler    http.Handler
+
+	mu       sync.Mutex
+	attached bool
+	changed  chan struct{} // closed and renewed when attached changes
+}
+
+const (
+	metaNumber      = "runner_number"
+	metaCluster     = "cluster_id"
+	maxRequestBytes = 16 << 20
+	maxChangedPaths = 200
+	outputBytes     = 40 << 10
+	outputLines     = 2000
+)
+
+// New opens the data directory, probes the host and takes up what ran before.
+func New(ctx context.Context, cfg Config, deps Deps) (*Daemon, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	d := &Daemon{cfg: cfg, deps: deps, changed: make(chan struct{})}
+	if err := d.open(ctx); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func (d *Daemon) open(ctx context.Context) (err error) {
+	cfg := d.cfg
+	if err := os.MkdirAll(cfg.DataDir, 0o711); err != nil {
+		return fmt.Errorf("data_dir: %w", err)
+	}
+	launcher, err := newLauncher(ctx, cfg, d.deps.Logger)
+	if err != nil {
+		return err
+	}
+	// The store's lock comes first: two daemons on one directory do no harm.
+	if d.store, err = cas.Open(ctx, filepath.Join(cfg.DataDir, "cas"), cas.Config{Logger: d.deps.Logger}); err != nil {
+		return fmt.Errorf("open store: %w", err)
+	}
+	if d.journal, err = journal.Open(ctx, cfg.DataDir); err != nil {
+		return err
+	}
+	registerStore(d.deps.Metrics, d.store)
+	d.workspaces, err = workspace.NewManager(filepath.Join(cfg.DataDir, "workspaces"), d.store, d.journal, d.workspaceConfig(), d.deps.Logger, d.deps.Metrics)
+	if err != nil {
+		return err
+	}
+	d.engine, err = execution.New(execution.Config{Dir: filepath.Join(cfg.DataDir, "executions"), ShimPath: launcher.shim, Slots: cfg.slots(),
+		OutputBytes: outputBytes, OutputLines: outputLines, KeepLogs: cfg.KeepLogs.D(), KeepExecutions: cfg.KeepExecutions},
+		d.journal, d.workspaces, launcher, d.deps.Logger, d.deps.Metrics)
+	if err != nil {
+		return err
+	}
+	if err := d.recover(ctx); err != nil {
+		return err
+	}
+	d.engine.StartRetention()
+	d.handler = rpc.New(rpc.Config{Name: cfg.Name, Version: d.deps.Version, Labels: cfg.Labels, Slots: cfg.slots(), Tier: launcher.Tier(),
+		TierAtLeast: launcher.atLeast, DefaultTimeout: cfg.DefaultTimeout.D(), MaxTimeout: cfg.MaxTimeout.D(),
+		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
+	return nil
+}
+
+func (d *Daemon) workspaceConfig() workspace.Config {
+	c := workspace.Config{MaxQueue: d.cfg.Limits.WorkspaceQueue, MaxChangedPaths: maxChangedPaths,
+		MaxFileBytes: int64(d.cfg.Limits.UploadBytes), Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}}
+	if os.Geteuid() == 0 {
+		c.FirstUID, c.UIDs = d.cfg.AgentUIDs.First, d.cfg.AgentUIDs.Count
+	}
+	return c
+}
+
+// recover restores the runner's number and takes up what had not ended.
+func (d *Daemon) recover(ctx context.Context) error {
+	text, err := d.journal.Meta(ctx, metaNumber)
+	if err != nil {
+		return err
+	}
+	if text != "" {
+		number, err := strconv.ParseUint(text, 10, 32)
+		if err != nil || number > ids.MaxRunner {
+			return fmt.Errorf("journal has runner number %q", text)
+		}
+		d.engine.SetNumber(uint32(number))
+	}
+	recorded, err := d.workspaces.Recorded(ctx)
+	if err != nil {
+		return err
+	}
+	return d.engine.Recover(ctx, recorded)
+}
+
+// attach is called by the coordinator before any other call of a link. A runner
+// belongs to one cluster for ever: its ids carry the number that it got there.
+func (d *Daemon) attach(ctx context.Context, cluster string, number uint32) error {
+	if number == 0 || number > ids.MaxRunner {
+		return problem.Invalid("runnerNumber", "send a number from 1 to 16777215", "%d is out of range", number)
+	}
+	for key, value := range map[string]string{metaCluster: cluster, metaNumber: strconv.FormatUint(uint64(number), 10)} {
+		have, err := d.journal.Meta(ctx, key)
+		if err != nil {
+			return err
+		}
+		if have != "" && have != value {
+			return problem.New(connect.CodeFailedPrecondition, problem.InvalidArgument, "give the runner a new data_dir, or its old coordinator",
+				"this runner's %s is %s, not %s", key, have, value)
+		}
+		if have == "" {
+			if err := d.journal.SetMeta(ctx, map[string]string{key: value}); err != nil {
+				return err
+			}
+		}
+	}
+	d.engine.SetNumber(number)
+	return nil
+}
+
+func (d *Daemon) setAttached(attached bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.attached = attached
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// AwaitAttached returns when a coordinator is attached, or with ctx's error.
+func (d *Daemon) AwaitAttached(ctx context.Context) error {
+	for {
+		d.mu.Lock()
+		attached, changed := d.attached, d.changed
+		d.mu.Unlock()
+		if attached {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Ready reports whether a coordinator is attached.
+func (d *Daemon) Ready() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.attached
+}
+
+// Run serves the coordinators until ctx ends. Calls that wait are answered then,
+// so that the link can close in order.
+func (d *Daemon) Run(ctx context.Context, token func() (string, error)) error {
+	defer context.AfterFunc(ctx, func() {
+		d.engine.Stop()
+		d.workspaces.StopWatching()
+	})()
+	trust, err := d.cfg.TLS.config()
+	if err != nil {
+		return err
+	}
+	return link.Run(ctx, link.RunConfig{Endpoints: d.cfg.Coordinators, Name: d.cfg.Name, TLS: trust, Token: token, OnLink: d.onLink}, d.handler, d.deps.Logger)
+}
+
+func (d *Daemon) onLink(_ string, up bool) {
+	if !up {
+		d.setAttached(false)
+	}
+}
+
+// Token reads the configured token file; each dial calls it, so that a new
+// token is used without a restart.
+func (c Config) Token() (string, error) {
+	b, err := os.ReadFile(c.TokenFile)
+	if err != nil {
+		return "", fmt.Errorf("token_file: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// Close releases everything. Running executions go on under their supervisors.
+func (d *Daemon) Close() error {
+	var errs []error
+	if d.engine != nil {
+		d.engine.Close()
+	}
+	if d.journal != nil {
+		errs = append(errs, d.journal.Close())
+	}
+	if d.store != nil {
+		errs = append(errs, d.store.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (t TLS) config() (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS13}
+	if t.CAFile == "" {
+		return c, nil
+	}
+	pem, err := os.ReadFile(t.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("tls.ca_file: %w", err)
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("tls.ca_file: %s has no PEM certificate", t.CAFile)
+	}
+	return c, nil
+}

@@ -1,0 +1,111 @@
+package runnerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path"
+	"path/filepath"
+
+	"skerry.internal/runnerd/execution"
+	"skerry.internal/runnerd/workspace"
+	"skerry.internal/sandbox"
+	"skerry.internal/sandbox/supervisor"
+)
+
+// launcher turns what an agent asked for into a sandbox of this host.
+type launcher struct {
+	cfg  Config
+	host *sandbox.Host
+	shim string
+}
+
+// newLauncher probes the host. A host that cannot make sandboxes at all, or not
+// as strong ones as the configuration requires, is an error that says why.
+func newLauncher(ctx context.Context, cfg Config, log *slog.Logger) (*launcher, error) {
+	shim, err := findShim(cfg.Sandbox.Shim)
+	if err != nil {
+		return nil, err
+	}
+	state := filepath.Join(cfg.DataDir, "sandbox")
+	if err := os.MkdirAll(state, 0o755); err != nil {
+		return nil, err
+	}
+	host, err := sandbox.Open(ctx, sandbox.Config{Shim: shim, StateDir: state, Bwrap: cfg.Sandbox.Bwrap, MountPoints: cfg.Sandbox.ReadOnly})
+	if err != nil {
+		return nil, err
+	}
+	report := host.Report()
+	for _, g := range report.Guarantees {
+		if !g.Available {
+			log.Warn("sandbox guarantee missing", "guarantee", g.Name, "why", g.Why, "remedy", g.Remedy)
+		}
+	}
+	required := sandbox.Tier(cfg.Sandbox.RequireTier)
+	if required == "" {
+		required = sandbox.TierBase
+	}
+	if !report.Tier.AtLeast(required) {
+		return nil, fmt.Errorf("this host's sandbox tier is %s, but %s is required (sandbox.require_tier):\n%s", report.Tier, required, report)
+	}
+	log.Info("sandbox", "tier", report.Tier)
+	return &launcher{cfg: cfg, host: host, shim: shim}, nil
+}
+
+// findShim gives the supervisor's program: as configured, or beside this one.
+func findShim(configured string) (string, error) {
+	shim := configured
+	if shim == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		shim = filepath.Join(filepath.Dir(self), "runnerd-shim")
+	}
+	info, err := os.Stat(shim)
+	if err == nil && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0) {
+		err = errors.New("not an executable file")
+	}
+	if err != nil {
+		return "", fmt.Errorf("sandbox.shim: %w; install runnerd-shim beside the daemon, or set its path", err)
+	}
+	return filepath.Abs(shim)
+}
+
+// Tier implements execution.Launcher.
+func (l *launcher) Tier() string { return string(l.host.Report().Tier) }
+
+func (l *launcher) atLeast(tier string) bool {
+	return l.host.Report().Tier.AtLeast(sandbox.Tier(tier))
+}
+
+// Spec implements execution.Launcher.
+func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, launch execution.Launch) (supervisor.Spec, error) {
+	limits := l.cfg.Limits
+	policy := sandbox.Policy{
+		Workspace: w.Tree(),
+		Args:      launch.Argv,
+		Cwd:       path.Join(sandbox.WorkspaceDir, launch.Cwd),
+		Env:       launch.Env,
+		TmpBytes:  int64(limits.TmpBytes),
+		ShmBytes:  int64(limits.ShmBytes),
+		Network:   sandbox.NetworkNone,
+		Limits: sandbox.Limits{CPUs: limits.CPUs, MemoryBytes: int64(limits.Memory), MaxProcs: int64(limits.Processes),
+			NoFile: limits.OpenFiles, FileSize: uint64(limits.FileBytes)},
+	}
+	for _, p := range l.cfg.Sandbox.ReadOnly {
+		policy.ReadOnly = append(policy.ReadOnly, sandbox.Bind{Source: p, Target: p})
+	}
+	if w.UID >= 0 {
+		policy.HostUID, policy.HostGID = uint32(w.UID), uint32(w.GID)
+	}
+	spec, err := l.host.Command(id, policy)
+	if err != nil {
+		return spec, err
+	}
+	spec.Timeout, spec.Grace = launch.Timeout, l.cfg.Grace.D()
+	spec.Log = supervisor.LogLimits{HeadBytes: int64(limits.LogHead), TailBytes: int64(limits.LogTail)}
+	return spec, nil
+}
