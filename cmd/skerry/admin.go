@@ -1,0 +1,136 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	skerryv1 "skerry.internal/proto/skerry/v1"
+)
+
+func (a *app) runnerCommand() *cobra.Command {
+	c := &cobra.Command{Use: "runner", Short: "Show runners", Example: "  skerry runner list"}
+	c.AddCommand(&cobra.Command{
+		Use: "list", Short: "List runners, their state and load", Example: "  skerry runner list --json", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.clients()
+			if err != nil {
+				return err
+			}
+			res, err := c.runners.ListRunners(cmd.Context(), connect.NewRequest(&skerryv1.ListRunnersRequest{}))
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(res.Msg)
+			}
+			rows := [][]string{{"NAME", "STATE", "TIER", "VERSION", "RUNNING", "QUEUED", "SLOTS"}}
+			for _, r := range res.Msg.Runners {
+				rows = append(rows, []string{r.Name, r.State, r.Tier, r.Version, fmt.Sprint(r.Running), fmt.Sprint(r.Queued), fmt.Sprint(r.Slots)})
+			}
+			return a.table(rows)
+		},
+	})
+	return c
+}
+
+func (a *app) tokenCommand() *cobra.Command {
+	c := &cobra.Command{Use: "token", Short: "Make, list and revoke tokens (needs an admin token)", Example: "  skerry token create --agent alice --expires 720h"}
+	c.AddCommand(a.tokenCreate(), a.tokenList(), a.tokenRevoke())
+	return c
+}
+
+func (a *app) tokenCreate() *cobra.Command {
+	req := &skerryv1.CreateTokenRequest{}
+	var agent, runner string
+	var admin bool
+	var expires time.Duration
+	c := &cobra.Command{
+		Use: "create", Short: "Make a token; its secret is shown once", Args: cobra.NoArgs,
+		Example: "  skerry token create --agent alice --project genomics --expires 720h\n  skerry token create --runner node17",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case (agent == "") == (runner == ""):
+				return errors.New("give exactly one of --agent and --runner")
+			case runner != "":
+				req.Role, req.Subject = skerryv1.RoleRunner, runner
+			case admin:
+				req.Role, req.Subject = skerryv1.RoleAdmin, agent
+			default:
+				req.Role, req.Subject = skerryv1.RoleAgent, agent
+			}
+			if expires < 0 || (expires > 0 && expires < time.Second) {
+				return errors.New("expires: must be at least 1s")
+			}
+			req.ExpiresS = uint64(expires / time.Second)
+			c, err := a.clients()
+			if err != nil {
+				return err
+			}
+			res, err := c.tokens.CreateToken(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(res.Msg)
+			}
+			_, err = fmt.Fprintln(a.stdout, res.Msg.Secret)
+			return err
+		},
+	}
+	c.Flags().StringVar(&agent, "agent", "", "agent that the token is for")
+	c.Flags().StringVar(&runner, "runner", "", "runner that the token is for")
+	c.Flags().BoolVar(&admin, "admin", false, "the agent's token may also manage tokens")
+	c.Flags().StringVar(&req.Project, "project", "", "project of a new agent")
+	c.Flags().DurationVar(&expires, "expires", 0, "validity (default: until revoked)")
+	c.Flags().StringVar(&req.Description, "description", "", "what it is for")
+	return c
+}
+
+func (a *app) tokenList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List tokens, without their secrets", Example: "  skerry token list", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.clients()
+			if err != nil {
+				return err
+			}
+			res, err := c.tokens.ListTokens(cmd.Context(), connect.NewRequest(&skerryv1.ListTokensRequest{}))
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(res.Msg)
+			}
+			rows := [][]string{{"ID", "ROLE", "FOR", "CREATED", "EXPIRES", "REVOKED", "DESCRIPTION"}}
+			for _, t := range res.Msg.Tokens {
+				rows = append(rows, []string{t.Id, t.Role, t.Subject, stamp(t.Created), stamp(t.Expires), stamp(t.Revoked), orDash(t.Description)})
+			}
+			return a.table(rows)
+		},
+	}
+}
+
+func (a *app) tokenRevoke() *cobra.Command {
+	return &cobra.Command{
+		Use: "revoke ID", Short: "Make a token useless at once", Example: "  skerry token revoke tk_01...", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.clients()
+			if err != nil {
+				return err
+			}
+			res, err := c.tokens.RevokeToken(cmd.Context(), connect.NewRequest(&skerryv1.RevokeTokenRequest{TokenId: args[0]}))
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(res.Msg)
+			}
+			_, err = fmt.Fprintf(a.stdout, "%s revoked\n", res.Msg.Token.Id)
+			return err
+		},
+	}
+}
