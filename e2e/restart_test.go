@@ -1,0 +1,168 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	skerryv1 "skerry.internal/proto/skerry/v1"
+)
+
+// The daemon is killed while an execution prints: it runs on, its log has every
+// line once, its exit code is right (I2, F05).
+func TestI2ExecutionSurvivesKill9(t *testing.T) {
+	d := newDev(t)
+	c := d.admin()
+	e := c.start(t, `for i in $(seq 50); do echo line $i; sleep 0.1; done; exit 7`, nil)
+	d.eventually("five lines", func() bool { return strings.Contains(c.log(t, e.Id, ""), "line 5\n") })
+	for range 2 {
+		d.kill()
+		d.start()
+		c = d.admin()
+		if got := c.get(t, e.Id); got.State != "running" {
+			t.Fatalf("after a restart the execution is %s (%v)", got.State, got.Verdict)
+		}
+	}
+	end := c.wait(t, e.Id)
+	wantState(t, end, "failed", "exited")
+	if end.Verdict.GetExitCode() != 7 {
+		t.Fatalf("exit code %d", end.Verdict.GetExitCode())
+	}
+	var want strings.Builder
+	for i := range 50 {
+		fmt.Fprintf(&want, "line %d\n", i+1)
+	}
+	if got := c.log(t, e.Id, ""); got != want.String() {
+		t.Fatalf("log after restarts:\n%s", got)
+	}
+}
+
+// An execution ends while no daemon lives; queued ones wait. All is taken up again.
+func TestI2EndWhileTheDaemonIsDown(t *testing.T) {
+	d := newDev(t)
+	c := d.admin()
+	first := c.start(t, "echo begun; sleep 1; echo made > made; exit 4", nil)
+	second := c.start(t, "cat made > copy; echo second", nil)
+	d.eventually("the first runs", func() bool { return c.log(t, first.Id, "") != "" })
+	d.kill()
+	d.eventually("the first has ended", func() bool {
+		_, err := os.Stat(filepath.Join(d.dir, "data", "runner", "executions", first.Id, "exit.json"))
+		return err == nil
+	})
+	d.start()
+	c = d.admin()
+	one, two := c.wait(t, first.Id), c.wait(t, second.Id)
+	wantState(t, one, "failed", "exited")
+	wantState(t, two, "completed", "exited")
+	if one.Verdict.GetExitCode() != 4 || strings.Join(one.Changes.Created, " ") != "made" || two.Snapshot.Parent != one.Snapshot.Digest {
+		t.Fatalf("first %v, second %v", one, two)
+	}
+	if c.read(t, "copy") != "made\n" {
+		t.Fatal("the second ran before the first had ended")
+	}
+}
+
+// Killed over and over in the middle of short executions: each runs exactly once.
+func TestI3NothingIsLostOrRunTwiceUnderKills(t *testing.T) {
+	d := newDev(t)
+	const rounds, each = 6, 8
+	var ids []string
+	for r := range rounds {
+		c := d.admin()
+		for i := range each {
+			ids = append(ids, c.start(t, fmt.Sprintf("echo %d.%d >> ran", r, i), nil).Id)
+		}
+		time.Sleep(time.Duration(r*7) * time.Millisecond) // varies the point of the kill
+		d.kill()
+		d.start()
+	}
+	c := d.admin()
+	for _, id := range ids {
+		wantState(t, c.wait(t, id), "completed", "exited")
+	}
+	var want strings.Builder
+	for r := range rounds {
+		for i := range each {
+			fmt.Fprintf(&want, "%d.%d\n", r, i)
+		}
+	}
+	if got := c.read(t, "ran"); got != want.String() {
+		t.Fatalf("ran:\n%s\nwant:\n%s", got, want.String())
+	}
+}
+
+// The supervisor is killed: nothing of the sandbox lives on, the outcome is
+// unknown and never invented (F09), and the workspace goes on.
+func TestI3LostSupervisorIsUnknown(t *testing.T) {
+	d := newDev(t)
+	c := d.admin()
+	e := c.start(t, "echo before > f; while :; do echo x >> g; sleep 0.01; done", nil)
+	d.eventually("it writes", func() bool {
+		matches, _ := filepath.Glob(filepath.Join(d.dir, "data", "runner", "workspaces", "*", "tree", "g"))
+		return len(matches) == 1
+	})
+	killShim(t, filepath.Join(d.dir, "data", "runner", "executions", e.Id))
+	end := c.wait(t, e.Id)
+	wantState(t, end, skerryv1.StateUnknown, skerryv1.VerdictLost)
+	if end.Verdict.ExitCode != nil {
+		t.Fatalf("an exit code was invented: %v", end.Verdict)
+	}
+	next := c.sh(t, `a=$(wc -c < g); sleep 0.3; [ $a = $(wc -c < g) ]`)
+	wantState(t, next, "completed", "exited")
+}
+
+func TestStopAndStartInOrder(t *testing.T) {
+	d := newDev(t)
+	c := d.admin()
+	e := c.start(t, "sleep 2; echo end", nil)
+	d.stop()
+	d.start()
+	c = d.admin()
+	end := c.wait(t, e.Id)
+	wantState(t, end, "completed", "exited")
+	if end.Stdout.Text != "end\n" {
+		t.Fatalf("output %q", end.Stdout.Text)
+	}
+}
+
+// A daemon that is told to stop while calls wait, a log is followed and the
+// link is up ends in order and soon.
+func TestStopIsPrompt(t *testing.T) {
+	d := newDev(t)
+	c := d.admin()
+	e := c.start(t, "sleep 300", nil)
+	stream, err := c.ex.FollowExecutionLogs(t.Context(), connect.NewRequest(&skerryv1.FollowExecutionLogsRequest{ExecutionId: e.Id}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		for stream.Receive() {
+		}
+	}()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		d.stop()
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(30 * time.Second):
+		t.Fatal("skerry dev does not stop")
+	}
+	<-followed
+	d.start()
+	c = d.admin()
+	if got := c.get(t, e.Id); got.State != "running" {
+		t.Fatalf("after the restart the execution is %s", got.State)
+	}
+	if _, err := c.ex.CancelExecution(t.Context(), connect.NewRequest(&skerryv1.CancelExecutionRequest{ExecutionId: e.Id})); err != nil {
+		t.Fatal(err)
+	}
+}
