@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Installs what building, testing and running Skerry need on Debian or Ubuntu.
+# It does nothing when all is there, and says what it installs.
+set -euo pipefail
+
+command -v go >/dev/null || { echo "setup: Go 1.26 or newer is needed; see https://go.dev/doc/install" >&2; exit 1; }
+need=()
+command -v bwrap >/dev/null || need+=(bubblewrap)
+[ -x /usr/bin/python3 ] || need+=(python3-minimal)
+[ -e /etc/ssl/certs/ca-certificates.crt ] || need+=(ca-certificates)
+[ -d /usr/share/zoneinfo ] || need+=(tzdata)
+if [ "${#need[@]}" -gt 0 ]; then
+	if ! command -v apt-get >/dev/null; then
+		echo "setup: install these with your package manager, then run again: ${need[*]}" >&2
+		exit 1
+	fi
+	sudo=()
+	if [ "$(id -u)" -ne 0 ]; then
+		command -v sudo >/dev/null || { echo "setup: as root, run: apt-get install ${need[*]}" >&2; exit 1; }
+		sudo=(sudo)
+	fi
+	echo "setup: installing ${need[*]}"
+	"${sudo[@]}" apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null
+fi
