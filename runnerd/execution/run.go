@@ -174,9 +174,8 @@ func (e *Engine) commit(x *live, exit supervisor.Exit) (workspace.Committed, boo
 			return c, false
 		}
 		e.metrics.commitFailures.Inc()
-		e.log.Error("commit failed", "execution", x.record.Id, "workspace", x.w.ID, "err", err)
 		x.update(func(r *skerryv1.Execution) {
-			r.Problem = "the command ended (" + string(exit.Kind) + ") but its workspace could not be committed: " + err.Error() +
+			r.Problem = "the command ended (" + string(exit.Kind) + ") but its workspace could not be committed: " + workspace.CommitCause(err) +
 				"; mend the cause, then run: skerry workspace repair"
 		})
 		if !x.w.AwaitRepair(e.ctx) {

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"strings"
 
@@ -35,7 +36,7 @@ func pathError(err error) error {
 	case errors.Is(err, unix.ENAMETOOLONG):
 		e.Code, e.Reason, e.Limit = connect.CodeResourceExhausted, problem.LimitExceeded, "name or path length of the runner's file system"
 		e.Message, e.Remedy = "name or path too long for the runner's file system", "use a shorter path"
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case diskFull(err):
 		e.Code, e.Reason, e.Limit = connect.CodeResourceExhausted, problem.LimitExceeded, "disk space of the runner"
 		e.Message, e.Remedy = "the runner's disk is full", "free space on the runner"
 	case errors.Is(err, fs.ErrPermission):
@@ -69,3 +70,40 @@ func storeError(field string, err error) error {
 	}
 	return err
 }
+
+// unstableError says that something writes while nothing should.
+type unstableError struct {
+	total int64
+	first []string
+}
+
+// Error implements error.
+func (e *unstableError) Error() string {
+	return fmt.Sprintf("%d files change while nothing should write, first %q", e.total, e.first)
+}
+
+// CommitCause words the failure of a Commit for the agent: what to mend, but no
+// path of the host. The log has the error itself.
+func CommitCause(err error) string {
+	var limit *cas.LimitError
+	var unstable *unstableError
+	switch {
+	case errors.As(err, &limit):
+		return limit.Error()
+	case errors.As(err, &unstable):
+		return unstable.Error()
+	case diskFull(err):
+		return "the runner's disk is full"
+	case errors.Is(err, cas.ErrFenced):
+		return "the workspace was assigned anew"
+	case errors.Is(err, cas.ErrCorrupt):
+		return "the runner's store has a damaged object"
+	case errors.Is(err, cas.ErrFailed):
+		return "the runner's store could not reach the disk; the runner must be restarted"
+	case errors.Is(err, fs.ErrPermission):
+		return "the runner may not read the workspace's directory"
+	}
+	return "an error that the runner's log tells"
+}
+
+func diskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

@@ -118,7 +118,8 @@ func (w *Workspace) Commit(ctx context.Context, source string) (Committed, error
 	defer w.noteTried()
 	c, err := w.commit(ctx, source)
 	if err != nil {
-		w.setState(ctx, skerryv1.WorkspaceNeedsRepair, err.Error())
+		w.manager.log.Error("commit failed", "workspace", w.ID, "source", source, "err", err)
+		w.setState(ctx, skerryv1.WorkspaceNeedsRepair, CommitCause(err))
 		return Committed{}, fmt.Errorf("commit workspace %s: %w", w.ID, err)
 	}
 	if w.Writable() != nil {
@@ -131,7 +132,7 @@ func (w *Workspace) Commit(ctx context.Context, source string) (Committed, error
 func (w *Workspace) commit(ctx context.Context, source string) (Committed, error) {
 	began := time.Now()
 	before, epoch := w.Head(), w.Epoch()
-	dir, err := os.Open(w.Tree())
+	dir, err := w.openTree()
 	if err != nil {
 		return Committed{}, err
 	}
@@ -142,7 +143,7 @@ func (w *Workspace) commit(ctx context.Context, source string) (Committed, error
 		return Committed{}, err
 	}
 	if shot.UnstableTotal > 0 {
-		return Committed{}, fmt.Errorf("%d files change while nothing should write, first %q", shot.UnstableTotal, shot.Unstable)
+		return Committed{}, &unstableError{shot.UnstableTotal, shot.Unstable}
 	}
 	head, err := store.Commit(ctx, cas.CommitRequest{Head: w.ID, Expect: before.Commit, Epoch: epoch, Tree: shot.Tree, Source: source,
 		Time: began, Stats: shot.TreeStats})
@@ -162,6 +163,24 @@ func (w *Workspace) commit(ctx context.Context, source string) (Committed, error
 	w.mu.Unlock()
 	w.manager.metrics.commits.Observe(time.Since(began).Seconds())
 	return Committed{Snapshot: snapshotProto(head, parent, shot), Changes: changes}, nil
+}
+
+// openTree opens the directory, which belongs to the agent: where the daemon is
+// an ordinary user, a chmod by the agent could lock it out.
+func (w *Workspace) openTree() (*os.File, error) {
+	const owner = 0o700
+	if w.UID < 0 {
+		info, err := os.Lstat(w.Tree())
+		if err != nil {
+			return nil, err
+		}
+		if mode := info.Mode().Perm(); info.IsDir() && mode&owner != owner {
+			if err := os.Chmod(w.Tree(), mode|owner); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return os.Open(w.Tree())
 }
 
 func (w *Workspace) noteTried() {

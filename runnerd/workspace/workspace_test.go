@@ -567,3 +567,46 @@ func BenchmarkCommit(b *testing.B) {
 		}
 	}
 }
+
+// What an agent is told of a failed commit names no path of the host.
+func TestI7AFailedCommitNamesNoHostPath(t *testing.T) {
+	b := newBed(t)
+	w := b.workspace(t)
+	if err := os.Rename(w.Tree(), w.Tree()+".away"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := w.Commit(t.Context(), "test:")
+	if err == nil {
+		t.Fatal("committed a directory that is not there")
+	}
+	for what, text := range map[string]string{"status": w.Status().Detail, "refusal": w.Writable().Error(), "cause": CommitCause(err)} {
+		if text == "" || strings.Contains(text, b.dir) {
+			t.Errorf("%s: %q", what, text)
+		}
+	}
+	full := &os.PathError{Op: "write", Path: b.dir + "/cas/packs/1", Err: unix.ENOSPC}
+	if got := CommitCause(full); got != "the runner's disk is full" {
+		t.Errorf("full disk: %q", got)
+	}
+}
+
+// A chmod of /workspace by the agent does not lock an ordinary user's daemon out.
+func TestAgentCannotLockTheWorkspace(t *testing.T) {
+	for _, mode := range []os.FileMode{0, 0o100, 0o400} {
+		b := newBed(t)
+		w := b.workspace(t)
+		if err := put(t, w, Write{Path: "a"}, "x"); err != nil {
+			t.Fatal(err)
+		}
+		w.UID, w.GID = -1, -1 // as for an ordinary user, also when the test is root
+		if err := os.Chmod(w.Tree(), mode); err != nil {
+			t.Fatal(err)
+		}
+		if c := commit(t, w, "test:"); c.Snapshot.Files != 1 || c.Snapshot.SkippedCount != 0 {
+			t.Errorf("mode %#o: %v", mode, c.Snapshot)
+		}
+		if info, err := os.Stat(w.Tree()); err != nil || info.Mode().Perm()&0o700 != 0o700 {
+			t.Errorf("mode %#o: left as %v, %v", mode, info.Mode(), err)
+		}
+	}
+}
