@@ -132,7 +132,7 @@ func (e *Engine) runLost(x *live) {
 	}
 	exit := supervisor.Exit{Kind: supervisor.KindLost, Ended: e.cfg.Now(),
 		Detail: "the host was restarted before the end was committed; how far it came is not known"}
-	if committed, ok := e.commit(x, exit); ok {
+	if committed, ok := e.commit(x, exit, func() {}); ok {
 		e.finish(x, exit, committed)
 	}
 }

@@ -44,6 +44,16 @@ type bed struct {
 	w          *workspace.Workspace
 }
 
+// workspace makes another agent's workspace.
+func (b *bed) workspace(t *testing.T, agent string) *workspace.Workspace {
+	t.Helper()
+	w, err := b.workspaces.Get(t.Context(), ids.New(ids.Workspace, 0, time.Now()).String(), agent, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	dir := t.TempDir()
@@ -200,5 +210,30 @@ func TestI1AFailedCommitWaitsForRepair(t *testing.T) {
 	}
 	if e, err := b.engine.AwaitEnd(t.Context(), "a", id); err != nil || e.Problem != "" || e.Snapshot == nil {
 		t.Fatalf("after repair: %v %v", e, err)
+	}
+}
+
+// Workspaces that wait for a repair hold no slot: other agents go on.
+func TestAFailedCommitHoldsNoSlot(t *testing.T) {
+	b := newBed(t)
+	for i := range cap(b.engine.slots) {
+		w := b.workspace(t, fmt.Sprintf("broken%d", i))
+		if err := os.Rename(w.Tree(), w.Tree()+".away"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.engine.Submit(t.Context(), w, &skerryv1.Execution{Agent: w.Agent}, Launch{Argv: []string{"true"}}, &skerryv1.RunShellRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		for w.Writable() == nil { // its commit fails in a moment
+			time.Sleep(time.Millisecond)
+		}
+	}
+	id, err := b.engine.Submit(t.Context(), b.w, &skerryv1.Execution{Agent: "a"}, Launch{Argv: []string{"true"}}, &skerryv1.RunShellRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := b.engine.Await(t.Context(), "a", id, 20*time.Second)
+	if err != nil || !skerryv1.Terminal(e.State) {
+		t.Fatalf("another agent's execution waits behind failed commits: %v %v", e, err)
 	}
 }

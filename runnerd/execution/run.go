@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -23,12 +24,13 @@ func (e *Engine) run(x *live, found *supervisor.Handle) {
 	case turnCancelled:
 		e.finish(x, cancelledBeforeStart(x), workspace.Committed{Snapshot: x.w.HeadSnapshot(), Changes: &skerryv1.Changes{}})
 	case turnHeld:
-		defer func() { <-e.slots }()
+		free := sync.OnceFunc(func() { <-e.slots })
+		defer free()
 		exit, ok := e.supervise(x, found)
 		if !ok {
 			return
 		}
-		if committed, ok := e.commit(x, exit); ok {
+		if committed, ok := e.commit(x, exit, free); ok {
 			e.finish(x, exit, committed)
 		}
 	case turnClosed:
@@ -163,8 +165,9 @@ func (e *Engine) finish(x *live, exit supervisor.Exit, committed workspace.Commi
 }
 
 // commit retries until it succeeds or the engine closes. Between tries the
-// workspace waits for a repair.
-func (e *Engine) commit(x *live, exit supervisor.Exit) (workspace.Committed, bool) {
+// workspace waits for a repair; that may take long, so that it gives the slot
+// back first: a few such workspaces must not keep all others waiting.
+func (e *Engine) commit(x *live, exit supervisor.Exit, freeSlot func()) (workspace.Committed, bool) {
 	for {
 		c, err := x.w.Commit(e.ctx, "execution:"+x.record.Id)
 		if err == nil {
@@ -178,6 +181,7 @@ func (e *Engine) commit(x *live, exit supervisor.Exit) (workspace.Committed, boo
 			r.Problem = "the command ended (" + string(exit.Kind) + ") but its workspace could not be committed: " + workspace.CommitCause(err) +
 				"; mend the cause, then run: skerry workspace repair"
 		})
+		freeSlot()
 		if !x.w.AwaitRepair(e.ctx) {
 			return c, false
 		}
