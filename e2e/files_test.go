@@ -213,3 +213,16 @@ P`)
 		t.Errorf("deleted: %d", e.Changes.DeletedCount)
 	}
 }
+
+// A second header is refused: which of the two would hold is not for us to guess.
+func TestUploadTakesOneHeader(t *testing.T) {
+	d := newDev(t)
+	c, _ := d.agent("a")
+	stream := c.files.UploadFile(t.Context())
+	for range 2 {
+		_ = stream.Send(&skerryv1.UploadFileRequest{Part: &skerryv1.UploadFileRequest_Header{Header: &skerryv1.UploadHeader{Path: "f"}}})
+	}
+	if _, err := stream.CloseAndReceive(); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Fatalf("two headers: %v", err)
+	}
+}

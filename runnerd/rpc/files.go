@@ -222,6 +222,9 @@ func (s files) UploadFile(ctx context.Context, stream *connect.ClientStream[sker
 	}
 	defer func() { _ = staged.Close() }()
 	for stream.Receive() {
+		if stream.Msg().GetHeader() != nil {
+			return nil, problem.Invalid("header", "send one header, then data; upload each file in its own call", "came twice")
+		}
 		if _, err := staged.Write(stream.Msg().GetData()); err != nil {
 			return nil, err
 		}

@@ -31,6 +31,9 @@ func (w *Workspace) View(ctx context.Context, snapshot string) (*View, error) {
 	if err != nil {
 		return nil, problem.Invalid("snapshot", "use a digest that History shows", "%q is no digest", clip(snapshot))
 	}
+	if tree.IsZero() { // inside, it stands for "nothing committed yet"
+		return nil, problem.Missing("snapshot", "no snapshot %s in this workspace's history", clip(snapshot))
+	}
 	if tree == head.Tree && head.Seq > 0 {
 		return &View{w: w, Tree: tree}, nil
 	}

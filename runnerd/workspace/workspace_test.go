@@ -610,3 +610,39 @@ func TestAgentCannotLockTheWorkspace(t *testing.T) {
 		}
 	}
 }
+
+// The floor for writes holds for where a path leads, not only for its spelling,
+// and nothing is written before it is found out.
+func TestFloorHoldsThroughSymlinks(t *testing.T) {
+	w := newBed(t).workspace(t)
+	for dir, link := range map[string]string{".git/hooks": "hooks", ".ssh": "keys", "plain": "fine"} {
+		if err := os.MkdirAll(filepath.Join(w.Tree(), dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(dir, filepath.Join(w.Tree(), link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range []string{"hooks/pre-commit", "keys/authorized_keys", "keys/deep/er"} {
+		var typed *problem.Error
+		if err := put(t, w, Write{Path: p}, "x"); !errors.As(err, &typed) || typed.Reason != problem.PathSensitive {
+			t.Errorf("%s: %v, want %s", p, err, problem.PathSensitive)
+		}
+		if _, err := os.Stat(filepath.Join(w.Tree(), p)); err == nil {
+			t.Errorf("%s was written all the same", p)
+		}
+	}
+	if err := put(t, w, Write{Path: "fine/sub/a"}, "x"); err != nil {
+		t.Errorf("write through an innocent symlink: %v", err)
+	}
+}
+
+// A digest of zeros is a digest that no snapshot has.
+func TestZeroDigestIsNoSnapshot(t *testing.T) {
+	w := newBed(t).workspace(t)
+	commit(t, w, "test:")
+	var typed *problem.Error
+	if _, err := w.View(t.Context(), "sha256:"+strings.Repeat("0", 64)); !errors.As(err, &typed) || typed.Reason != problem.NotFound {
+		t.Fatalf("View: %v, want %s", err, problem.NotFound)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"strings"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -126,7 +127,34 @@ func (s *Staged) Install(ctx context.Context, req Write) error {
 		return err
 	}
 	defer func() { _ = parent.Close() }()
+	if err := s.w.checkResolved(root, parent, path.Base(p)); err != nil {
+		return err
+	}
 	return s.into(ctx, parent, path.Base(p), req)
+}
+
+// checkResolved holds the floor against where the parent really is: a symlink
+// to .git/hooks is no way around. The kernel names the opened directories, so
+// that no race helps.
+func (w *Workspace) checkResolved(root *os.Root, parent *os.File, name string) error {
+	top, err := root.Open(".")
+	if err != nil {
+		return fmt.Errorf("open workspace: %w", err)
+	}
+	defer func() { _ = top.Close() }()
+	base, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", top.Fd()))
+	if err != nil {
+		return fmt.Errorf("open workspace: %w", err)
+	}
+	dir, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", parent.Fd()))
+	if err != nil {
+		return fmt.Errorf("open workspace: %w", err)
+	}
+	below, ok := strings.CutPrefix(dir+"/", base+"/")
+	if !ok { // moved away meanwhile
+		return problem.New(connect.CodeAborted, problem.WorkspaceBusy, "try again", "the directory changed meanwhile").Retry()
+	}
+	return w.manager.cfg.Floor.CheckWrite("path", below+name)
 }
 
 // into renames the staged file to name in parent.
