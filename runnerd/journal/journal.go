@@ -13,7 +13,7 @@ import (
 	"path/filepath"
 	"sync"
 
-	_ "modernc.org/sqlite" // registers the "sqlite" driver
+	"modernc.org/sqlite" // also registers the "sqlite" driver
 )
 
 // ErrNotFound is returned for a record that does not exist.
@@ -21,6 +21,10 @@ var ErrNotFound = errors.New("journal: not found")
 
 // ErrClosed is returned by writes after Close.
 var ErrClosed = errors.New("journal: closed")
+
+// ErrFull is returned for a change that the disk has no room for. Nothing of it
+// was recorded.
+var ErrFull = errors.New("journal: disk is full")
 
 // ErrSchema is returned for a file written by a newer version.
 var ErrSchema = errors.New("journal: schema of a newer version")
@@ -190,11 +194,21 @@ func (j *Journal) commit(group []*request) {
 	}()
 	for i, r := range group {
 		if err != nil {
-			r.result <- fmt.Errorf("journal commit: %w", err)
+			r.result <- fmt.Errorf("journal commit: %w", named(err))
 			continue
 		}
-		r.result <- results[i]
+		r.result <- named(results[i])
 	}
+}
+
+// named adds our own error to one of the driver's that callers act on.
+func named(err error) error {
+	const sqliteFull = 13
+	var driver *sqlite.Error
+	if errors.As(err, &driver) && driver.Code()&0xff == sqliteFull {
+		return fmt.Errorf("%w: %w", ErrFull, err)
+	}
+	return err
 }
 
 func applyOne(tx *sql.Tx, apply func(*sql.Tx) error, savepoint bool) (result, fatal error) {

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
@@ -178,5 +181,41 @@ func BenchmarkAccept(b *testing.B) {
 		if _, err := j.Accept(b.Context(), execution(fmt.Sprintf("ex_%09d", i), "")); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// A full disk has a name, nothing is recorded by halves, and the journal goes on
+// when there is room again.
+func TestI10FullDiskIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=1m"); err != nil {
+		if os.Getenv("SKERRY_REQUIRE_PROBES") != "" && os.Geteuid() == 0 {
+			t.Fatal(err)
+		}
+		t.Skipf("cannot mount a small file system: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	j := openTest(t, dir)
+	if err := os.WriteFile(dir+"/filler", make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	accepted := 0
+	var err error
+	for err == nil && accepted < 1000 {
+		if _, err = j.Accept(t.Context(), execution(fmt.Sprintf("ex_%03d", accepted), "")); err == nil {
+			accepted++
+		}
+	}
+	if !errors.Is(err, ErrFull) {
+		t.Fatalf("after %d: %v, want ErrFull", accepted, err)
+	}
+	if err := os.Remove(dir + "/filler"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Accept(t.Context(), execution("ex_last", "")); err != nil {
+		t.Fatalf("with room again: %v", err)
+	}
+	if list, err := j.List(t.Context(), "a", "", "", 2000); err != nil || len(list) != accepted+1 {
+		t.Fatalf("%d recorded, %v; want %d", len(list), err, accepted+1)
 	}
 }

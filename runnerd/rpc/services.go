@@ -4,18 +4,21 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 	"skerry.internal/proto/skerry/v1/skerryv1connect"
 	"skerry.internal/runnerd/execution"
+	"skerry.internal/runnerd/journal"
 	"skerry.internal/runnerd/workspace"
 )
 
@@ -104,11 +107,24 @@ func (m errorMapper) mapped(err error, procedure string) error {
 	if err == nil {
 		return nil
 	}
-	out := problem.Connect(err)
+	out := problem.Connect(noRoom(err))
 	if code := connect.CodeOf(out); code == connect.CodeInternal || code == connect.CodeUnknown {
 		m.log.Error("call failed", "procedure", procedure, "err", err)
 	}
 	return out
+}
+
+// noRoom types the error of a full disk, which any call that changes something
+// can meet (I10).
+func noRoom(err error) error {
+	var typed *problem.Error
+	full := errors.Is(err, journal.ErrFull) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	if !full || errors.As(err, &typed) {
+		return err
+	}
+	e := problem.Limit("", "disk space of the runner", "free space on the runner, then try again").Retry().Because(err)
+	e.Message = "the runner's disk is full"
+	return e
 }
 
 // WrapUnary implements connect.Interceptor.
