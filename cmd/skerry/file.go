@@ -185,7 +185,7 @@ func (a *app) filePut(workspace selector) *cobra.Command {
 			if a.json {
 				return a.printJSON(res)
 			}
-			_, err = fmt.Fprintf(a.stdout, "%s  %d bytes  %s\n", res.File.Path, res.BytesWritten, res.File.Digest)
+			_, err = fmt.Fprintf(a.stdout, "%s  %d bytes  %s\n", oneLine(res.File.Path), res.BytesWritten, res.File.Digest)
 			return err
 		},
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -33,9 +34,11 @@ func (a *app) fail(err error) {
 	if p != nil {
 		reason = " (" + p.Reason + ")"
 	}
-	_, _ = fmt.Fprintf(a.stderr, "skerry: %s%s\n", message(err), reason)
+	_, _ = fmt.Fprintf(a.stderr, "skerry: %s%s\n", oneLine(message(err)), oneLine(reason))
 }
 
+// message is the text of an error. It may hold names that an agent chose, so
+// that on a terminal it must pass oneLine.
 func message(err error) string {
 	var wireError *connect.Error
 	if ok := asConnect(err, &wireError); ok {
@@ -73,7 +76,8 @@ func (a *app) table(rows [][]string) error {
 // oneLine makes text that agents chose harmless for a terminal and a table.
 func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
+		// Controls, and the characters that reorder a line's others.
+		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029' {
 			return '\u00b7'
 		}
 		return r

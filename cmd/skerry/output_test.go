@@ -1,0 +1,38 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+)
+
+// Errors name files, and agents name files: what they put into a name must not
+// reach a terminal as a command to it.
+func TestErrorsAreHarmlessOnATerminal(t *testing.T) {
+	hostile := "a\x1b]0;owned\x07\r\n\u009b2J\u202egnp.exe\u2028"
+	for _, err := range []error{
+		errors.New(hostile),
+		connect.NewError(connect.CodeNotFound, errors.New("path: "+hostile)),
+		fmt.Errorf("following failed: %w", connect.NewError(connect.CodeNotFound, errors.New(hostile))),
+	} {
+		file, ferr := os.Create(filepath.Join(t.TempDir(), "stderr"))
+		if ferr != nil {
+			t.Fatal(ferr)
+		}
+		(&app{stderr: file}).fail(err)
+		_ = file.Close()
+		out, ferr := os.ReadFile(file.Name())
+		if ferr != nil {
+			t.Fatal(ferr)
+		}
+		line, ok := strings.CutSuffix(string(out), "\n")
+		if !ok || strings.ContainsAny(line, "\x1b\x07\r\n\u009b\u202e\u2028") {
+			t.Errorf("printed %q", out)
+		}
+	}
+}
