@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Names in an execution's directory; doc.go says what they hold.
@@ -33,6 +35,17 @@ func newPendingFile(dir, name string) (*pendingFile, error) {
 		return nil, err
 	}
 	return &pendingFile{f, dir, name}, nil
+}
+
+// reserve takes the disk space for the content now, so that it can be written
+// when the command has filled the disk. A file system that cannot do that is no
+// error: it only does not help.
+func (p *pendingFile) reserve(bytes int64) error {
+	err := unix.Fallocate(int(p.f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, bytes)
+	if err == unix.ENOSPC || err == unix.EDQUOT {
+		return fmt.Errorf("reserve space for %s: %w", p.name, err)
+	}
+	return nil
 }
 
 // publish gives the file its content and its name, in one step for all who look

@@ -97,6 +97,9 @@ type run struct {
 // up in this time (a hung network file system) never will be.
 const setupLimit = 60 * time.Second
 
+// exitReserve is more than a verdict needs, details included.
+const exitReserve = 8 << 10
+
 func newRun() *run { return &run{initFD: -1} }
 
 func (r *run) supervise(dir string) error {
@@ -137,6 +140,10 @@ func (r *run) prepare() (err error) {
 		return err
 	}
 	if r.exitFile, err = newPendingFile(".", exitFile); err != nil {
+		return err
+	}
+	// A command that fills the disk must not lose its own verdict thereby (I2).
+	if err := r.exitFile.reserve(exitReserve); err != nil {
 		return err
 	}
 	if r.identity.BootID, err = bootID(); err != nil {
