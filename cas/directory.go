@@ -246,7 +246,7 @@ func (d *Directory) check() error {
 		if err := checkName(s.Name); err != nil {
 			return err
 		}
-		if i > 0 && d.Skipped[i-1].Name >= s.Name || s.Kind == 0 || s.Kind > SkipOther || s.Reason == 0 || s.Reason > SkipUnreadable {
+		if i > 0 && d.Skipped[i-1].Name >= s.Name || s.Kind == 0 || s.Kind > SkipOther || s.Reason == 0 || s.Reason > SkipTooDeep {
 			return fmt.Errorf("directory: skipped %q: %w", s.Name, ErrInvalid)
 		}
 		names[s.Name] = true

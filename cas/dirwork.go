@@ -182,8 +182,11 @@ func (w *walker) addKid(d *dirWork, i int, id *statID) {
 		d.entries[i] = node{name: n.name, id: *id, skip: SkipMount}
 		return
 	}
+	// To fail here would let an agent make its workspace one that can never be
+	// committed again, and so never be cleaned by a command either.
 	if d.ref.depth >= maxDepth {
-		w.fail(&LimitError{What: "levels of directories", Limit: maxDepth, Path: d.path(n.name)})
+		d.own()
+		d.entries[i] = node{name: n.name, id: *id, skip: SkipTooDeep}
 		return
 	}
 	d.kids = append(d.kids, &dirWork{

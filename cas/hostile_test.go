@@ -200,8 +200,14 @@ func TestDepthLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer parent.Close()
-	if _, err := s.Snapshot(t.Context(), parent, SnapshotOptions{}); !errors.Is(err, ErrLimit) {
-		t.Errorf("one level more: %v", err)
+	// What lies deeper is skipped and told; it does not fail the snapshot (F27).
+	res, err := s.Snapshot(t.Context(), parent, SnapshotOptions{CacheKey: "deep"})
+	if err != nil || res.TreeStats.Skipped != 2 || len(res.Skipped) != 2 || res.Skipped[0].Reason != SkipTooDeep || res.Skipped[0].Kind != SkipDir {
+		t.Fatalf("one level more: %+v, %v", res.TreeStats, err)
+	}
+	again, err := s.Snapshot(t.Context(), parent, SnapshotOptions{CacheKey: "deep"})
+	if err != nil || again.Tree != res.Tree {
+		t.Errorf("again: %v, %v; want %v", again.Tree, err, res.Tree)
 	}
 }
 

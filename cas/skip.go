@@ -39,9 +39,10 @@ const (
 	SkipMount      SkipReason = 3 // another file system or a mount point
 	SkipChanged    SkipReason = 4 // it was another thing at each look
 	SkipUnreadable SkipReason = 5 // the file system answered with an error
+	SkipTooDeep    SkipReason = 6 // a directory more than 4096 levels below the root
 )
 
-var skipReasonNames = [...]string{"", "special file", "permission denied", "mount point", "changed during the snapshot", "unreadable"}
+var skipReasonNames = [...]string{"", "special file", "permission denied", "mount point", "changed during the snapshot", "unreadable", "nested too deep"}
 
 // String says the reason in words.
 func (r SkipReason) String() string {
