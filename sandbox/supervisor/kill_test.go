@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -252,4 +253,26 @@ func TestForkBombIsContained(t *testing.T) {
 		t.Errorf("got %+v", e)
 	}
 	f.assertNoGhost(t)
+}
+
+// When the host's memory ends, the kernel ends the sandbox, not its supervisor.
+func TestKilledFirstWhenMemoryEnds(t *testing.T) {
+	f := newFixture(t, "/bin/sh", "-c", "cat /proc/self/oom_score_adj >score; touch up; sleep 60")
+	h := f.start(t)
+	f.waitForFile(t, "up")
+	if score, err := os.ReadFile(filepath.Join(f.workspace, "score")); err != nil || string(score) != "1000\n" {
+		t.Fatalf("the command's score is %q (%v), want 1000", score, err)
+	}
+	status, err := h.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shim, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", status.ShimPID))
+	if err != nil || string(shim) != string(mine) {
+		t.Fatalf("the supervisor's score is %q (%v), want %q", shim, err, mine)
+	}
 }

@@ -44,11 +44,26 @@ func launch(dir string, spec *Spec) (l launched, err error) {
 		return l, err
 	}
 	argv := table.resolve(spec.Argv)
+	restore := firstToGo()
 	l.pid, err = syscall.ForkExec(argv[0], argv, procAttr(dir, spec, table))
+	restore()
 	if err != nil {
 		return l, fmt.Errorf("start %s: %w", argv[0], err)
 	}
 	return l, nil
+}
+
+// firstToGo makes what is forked until restore the first choice of the kernel
+// when the host runs out of memory: without a memory limit the sandbox must go,
+// not the shim, a daemon or another agent's work that happens to be larger.
+// Raising one's own score needs no privilege, nor does undoing that.
+func firstToGo() (restore func()) {
+	const file = "/proc/self/oom_score_adj"
+	before, err := os.ReadFile(file)
+	if err != nil || os.WriteFile(file, []byte("1000"), 0) != nil {
+		return func() {}
+	}
+	return func() { _ = os.WriteFile(file, before, 0) }
 }
 
 func procAttr(dir string, spec *Spec, table *fdTable) *syscall.ProcAttr {
