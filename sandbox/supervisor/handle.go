@@ -30,7 +30,22 @@ func (h *Handle) Dir() string { return h.dir }
 // Wait returns the verdict once the execution has ended, or ctx's error. For an
 // execution that never started it gives ErrNeverStarted; the reason, where
 // the shim gave one, is part of the error.
+//
+// A daemon that has no descriptor left to look with goes on waiting: its own
+// distress says nothing about the execution.
 func (h *Handle) Wait(ctx context.Context) (Exit, error) {
+	for {
+		exit, err := h.wait(ctx)
+		if !scarce(err) {
+			return exit, err
+		}
+		if err := waitBlind(ctx); err != nil {
+			return Exit{}, fmt.Errorf("wait for execution: %w", err)
+		}
+	}
+}
+
+func (h *Handle) wait(ctx context.Context) (Exit, error) {
 	if h.end != nil {
 		select {
 		case <-h.end.gone:

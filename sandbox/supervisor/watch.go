@@ -50,8 +50,11 @@ func newWatch(on ...watchOn) (*watch, error) {
 }
 
 // exhausted says that instances, descriptors or watches (ENOSPC) are used up.
-func exhausted(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM)
+func exhausted(err error) bool { return scarce(err) || errors.Is(err, unix.ENOSPC) }
+
+// scarce says that the daemon or the host is out of descriptors or memory.
+func scarce(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 // wait returns after at least one event since the last call, or with ctx's

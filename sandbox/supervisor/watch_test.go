@@ -52,3 +52,31 @@ func TestF14FollowAndWaitWithoutInotify(t *testing.T) {
 		t.Fatalf("%+v %v", exit, err)
 	}
 }
+
+// A daemon without a free descriptor must not take a running execution for lost.
+func TestWaitOutlastsALackOfDescriptors(t *testing.T) {
+	f := newFixture(t, "/bin/sh", "-c", "sleep 0.6; exit 3")
+	attached := &Handle{dir: f.start(t).Dir()} // as found after a restart
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := unix.Rlimit{Cur: 0, Max: limit.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	restore := func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Error(err)
+		}
+	}
+	timer := time.AfterFunc(300*time.Millisecond, restore)
+	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	exit, err := attached.Wait(ctx)
+	restore()
+	if err != nil || exit.Kind != KindExited || *exit.Code != 3 {
+		t.Fatalf("%+v %v", exit, err)
+	}
+}
