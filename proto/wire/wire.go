@@ -22,6 +22,7 @@ func HandlerOptions(maxBytes int) []connect.HandlerOption {
 		connect.WithCodec(markingCodec{jsonCodec{name: "json; charset=utf-8", strict: true}}),
 		connect.WithCodec(markingCodec{protoCodec{}}),
 		connect.WithReadMaxBytes(maxBytes),
+		boundedGzip(maxBytes),
 		connect.WithInterceptors(decodeErrors{maxBytes: maxBytes}),
 	}
 }
