@@ -166,3 +166,25 @@ func TestStopIsPrompt(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// An execution whose directory somebody removed while it ran is not run again
+// beside itself.
+func TestI3RemovedDirectoryIsNoSecondRun(t *testing.T) {
+	d := newDev(t)
+	c, secret := d.agent("a")
+	id := c.start(t, "echo run >> /workspace/runs; sleep 300", nil).Id
+	d.eventually("the command has written", func() bool {
+		found, err := filepath.Glob(filepath.Join(d.dir, "data", "runner", "workspaces", "*", "tree", "runs"))
+		return err == nil && len(found) == 1
+	})
+	d.kill()
+	if err := os.RemoveAll(filepath.Join(d.dir, "data", "runner", "executions", id)); err != nil {
+		t.Fatal(err)
+	}
+	d.start()
+	c = d.client(secret)
+	wantState(t, c.wait(t, id), skerryv1.StateUnknown, skerryv1.VerdictLost)
+	if got := c.read(t, "runs"); got != "run\n" {
+		t.Fatalf("runs: %q", got)
+	}
+}

@@ -35,6 +35,11 @@ func (e *Engine) Recover(ctx context.Context, workspaces map[string]*workspace.W
 	for _, o := range open {
 		ws := o.Record.Workspace
 		lost := rebooted && !first[ws]
+		if !first[ws] && !lost {
+			if lost, err = e.abandoned(o.Record.Id); err != nil {
+				return fmt.Errorf("recover execution %s: %w", o.Record.Id, err)
+			}
+		}
 		first[ws] = true
 		if err := e.recoverOne(ctx, o, workspaces[ws], lost); err != nil {
 			return fmt.Errorf("recover execution %s: %w", o.Record.Id, err)
@@ -94,7 +99,7 @@ func (e *Engine) recoverOne(ctx context.Context, o journal.Unfinished, w *worksp
 	}
 	x := newLive(w, ticket, o.Record, l)
 	if lost {
-		e.log.Warn("execution lost by a restart of the host", "execution", o.Record.Id)
+		e.log.Warn("execution lost: the host was restarted or its directory removed", "execution", o.Record.Id)
 		e.register(x)
 		e.wg.Go(func() { e.runLost(x) })
 		return nil
@@ -131,10 +136,20 @@ func (e *Engine) runLost(x *live) {
 		return
 	}
 	exit := supervisor.Exit{Kind: supervisor.KindLost, Ended: e.cfg.Now(),
-		Detail: "the host was restarted before the end was committed; how far it came is not known"}
+		Detail: "the host was restarted, or the execution's records removed, before the end was committed; how far it came is not known"}
 	if committed, ok := e.commit(x, exit, func() {}); ok {
 		e.finish(x, exit, committed)
 	}
+}
+
+// abandoned ends the sandbox of an execution whose directory somebody removed.
+// Without a look it would count as never started, and run twice at once (I3, I6).
+func (e *Engine) abandoned(id string) (bool, error) {
+	dir := e.dir(id)
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return supervisor.EndAbandoned(dir)
 }
 
 func (e *Engine) attach(ctx context.Context, id string) (*supervisor.Handle, supervisor.State, error) {
