@@ -128,7 +128,9 @@ func (s *Services) launch(argv []string, o *skerryv1.RunOptions, command *skerry
 		return l, problem.Invalid("options.idempotencyKey", "use 1 to 128 of A-Z a-z 0-9 . _ : -", "is not a valid key")
 	}
 	if n := o.GetNetwork(); n != "" && n != "none" {
-		return l, problem.New(connect.CodeFailedPrecondition, problem.Unsupported, `use "none"`, "options.network: this runner has no network policy %.64q", n)
+		e := problem.New(connect.CodeFailedPrecondition, problem.Unsupported, `use "none"`, "this runner has no network policy %.64q", n)
+		e.Field = "options.network"
+		return l, e
 	}
 	if len(l.Stdin) > maxStdin {
 		return l, problem.Limit("options.stdin", fmt.Sprintf("%d bytes", maxStdin), "upload a file and read it")
@@ -168,8 +170,10 @@ func (s *Services) checkTier(want string) error {
 	if want == "" || s.cfg.TierAtLeast(want) {
 		return nil
 	}
-	return problem.New(connect.CodeFailedPrecondition, problem.TierUnavailable, "ask for less, or for another runner; skerry doctor tells how to raise the tier",
-		"options.requireTier: this runner's sandbox tier is %s, not at least %.64q", s.cfg.Tier, want)
+	e := problem.New(connect.CodeFailedPrecondition, problem.TierUnavailable, "ask for less, or for another runner; skerry doctor tells how to raise the tier",
+		"this runner's sandbox tier is %s, not at least %.64q", s.cfg.Tier, want)
+	e.Field = "options.requireTier"
+	return e
 }
 
 func (s *Services) timeout(seconds uint32) (time.Duration, error) {
