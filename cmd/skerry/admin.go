@@ -34,13 +34,13 @@ func (a *app) runnerCommand() *cobra.Command {
 			return a.table(rows)
 		},
 	})
-	return c
+	return group(c)
 }
 
 func (a *app) tokenCommand() *cobra.Command {
 	c := &cobra.Command{Use: "token", Short: "Make, list and revoke tokens (needs an admin token)", Example: "  skerry token create --agent alice --expires 720h"}
 	c.AddCommand(a.tokenCreate(), a.tokenList(), a.tokenRevoke())
-	return c
+	return group(c)
 }
 
 func (a *app) tokenCreate() *cobra.Command {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,7 +51,7 @@ func (a *app) contextPath() (string, error) {
 func (a *app) resolve() (savedContext, error) {
 	c := savedContext{Endpoint: first(a.endpoint, os.Getenv("SKERRY_ENDPOINT")), Token: first(a.token, os.Getenv("SKERRY_TOKEN"))}
 	if c.Endpoint != "" && c.Token != "" {
-		return c, nil
+		return c, c.check()
 	}
 	path, err := a.contextPath()
 	if err != nil {
@@ -72,10 +73,24 @@ func (a *app) resolve() (savedContext, error) {
 		c.Token = saved.Token
 	}
 	c.Endpoint = first(c.Endpoint, saved.Endpoint)
-	if c.Endpoint == "" || c.Token == "" {
-		return c, errors.New("no endpoint or token; set SKERRY_ENDPOINT and SKERRY_TOKEN, or start one here with: skerry dev")
+	return c, c.check()
+}
+
+func (c savedContext) check() error {
+	switch {
+	case c.Endpoint == "":
+		return errors.New("no endpoint; set SKERRY_ENDPOINT and SKERRY_TOKEN, or start one here with: skerry dev")
+	case c.Token == "":
+		return fmt.Errorf("no token for %s; set SKERRY_TOKEN; a saved token goes only to its own endpoint", c.Endpoint)
 	}
-	return c, nil
+	u, err := url.Parse(c.Endpoint)
+	if err == nil && u.User != nil {
+		return errors.New("endpoint: has a user name; the token alone says who calls")
+	}
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return fmt.Errorf("endpoint: %q is no URL such as https://skerry.example:7420", c.Endpoint)
+	}
+	return nil
 }
 
 func first(values ...string) string {

@@ -20,7 +20,7 @@ func asConnect(err error, target **connect.Error) bool { return errors.As(err, t
 func (a *app) execCommand() *cobra.Command {
 	c := &cobra.Command{Use: "exec", Short: "Look at executions and end them", Example: "  skerry exec list --state running"}
 	c.AddCommand(a.execList(), a.execStatus(), a.execLogs(), a.execCancel())
-	return c
+	return group(c)
 }
 
 func (a *app) execList() *cobra.Command {
@@ -54,6 +54,7 @@ func (a *app) execList() *cobra.Command {
 	c.Flags().StringVar(&req.Runner, "runner", "", "only this runner")
 	c.Flags().Uint32Var(&req.Limit, "limit", 0, "at most this many (default 50, at most 200)")
 	c.Flags().StringVar(&req.PageToken, "page", "", "continue a list")
+	choices(c, "state", skerryv1.StateQueued, skerryv1.StateRunning, skerryv1.StateCompleted, skerryv1.StateFailed, skerryv1.StateCancelled, skerryv1.StateUnknown)
 	return c
 }
 
@@ -144,6 +145,7 @@ func (a *app) execLogs() *cobra.Command {
 	c.Flags().Uint64Var(&req.Cursor, "cursor", 0, "start at this byte of the output")
 	c.Flags().StringVar(&req.Stream, "stream", "", "only stdout or stderr")
 	c.Flags().Uint32Var(&tail, "tail", 0, "start this many bytes before the end")
+	choices(c, "stream", "stdout", "stderr")
 	return c
 }
 

@@ -24,7 +24,7 @@ func (a *app) fileCommand() *cobra.Command {
 	c := &cobra.Command{Use: "file", Short: "List, read and write workspace files", Example: "  skerry file put data.csv input/data.csv"}
 	c.PersistentFlags().StringVar(&runner, "runner", "", "the workspace on this runner (default: the one that the agent uses)")
 	c.AddCommand(a.fileList(selector), a.fileCat(selector), a.filePut(selector), a.fileGet(selector))
-	return c
+	return group(c)
 }
 
 type selector func() *skerryv1.WorkspaceSelector
@@ -190,6 +190,7 @@ func (a *app) filePut(workspace selector) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&ifExists, "if-exists", "error", "error, overwrite or append")
+	choices(c, "if-exists", "error", "overwrite", "append")
 	return c
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -50,9 +51,12 @@ func run(ctx context.Context, args []string, stdin *os.File, stdout, stderr *os.
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
+	}
+	if !a.begun {
+		err = usage(cmd, err)
 	}
 	var exit *exitError
 	if errors.As(err, &exit) {
@@ -68,6 +72,8 @@ func run(ctx context.Context, args []string, stdin *os.File, stdout, stderr *os.
 // app is what every command shares.
 type app struct {
 	stdin, stdout, stderr *os.File
+	// begun says that the words of the command line were understood.
+	begun bool
 
 	json     bool
 	endpoint string
@@ -84,6 +90,8 @@ func (a *app) command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       version,
+
+		PersistentPreRun: func(*cobra.Command, []string) { a.begun = true },
 	}
 	flags := root.PersistentFlags()
 	flags.BoolVar(&a.json, "json", false, "print the API message as JSON")
@@ -93,7 +101,35 @@ func (a *app) command() *cobra.Command {
 	flags.StringVar(&a.caFile, "ca-file", "", "PEM certificates that an https endpoint must chain to (else SKERRY_CA_FILE, else the system's)")
 	root.AddCommand(a.shCommand(), a.runCommand(), a.execCommand(), a.fileCommand(), a.workspaceCommand(),
 		a.runnerCommand(), a.tokenCommand(), a.devCommand(), a.mcpCommand(), a.doctorCommand(), a.versionCommand())
-	return root
+	return group(root)
+}
+
+// group makes a command that has others below it refuse words that name none
+// of them; without any it shows its help.
+func group(c *cobra.Command) *cobra.Command {
+	c.Args, c.SuggestionsMinimumDistance, c.DisableFlagsInUseLine = cobra.ArbitraryArgs, 2, true
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		err := fmt.Errorf("unknown command %q", args[0])
+		if close := cmd.SuggestionsFor(args[0]); len(close) > 0 {
+			err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(close, " or "))
+		}
+		return usage(cmd, err)
+	}
+	return c
+}
+
+// usage says where to read what may be typed.
+func usage(cmd *cobra.Command, err error) error {
+	return fmt.Errorf("%w; see: %s --help", err, cmd.CommandPath())
+}
+
+// choices lets the shell complete a flag whose values are known.
+func choices(c *cobra.Command, flag string, values ...string) {
+	// It fails only for a flag that does not exist; a test completes them all.
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func (a *app) versionCommand() *cobra.Command {

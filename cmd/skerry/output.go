@@ -37,14 +37,17 @@ func (a *app) fail(err error) {
 	_, _ = fmt.Fprintf(a.stderr, "skerry: %s%s\n", oneLine(message(err)), oneLine(reason))
 }
 
-// message is the text of an error. It may hold names that an agent chose, so
-// that on a terminal it must pass oneLine.
+// message is an error's text without the codes that Connect puts into it.
 func message(err error) string {
 	var wireError *connect.Error
-	if ok := asConnect(err, &wireError); ok {
-		return wireError.Message()
+	if !asConnect(err, &wireError) {
+		return err.Error()
 	}
-	return err.Error()
+	text := wireError.Message()
+	if wireError.Code() == connect.CodeUnavailable && problem.Of(err) == nil {
+		text = "the coordinator cannot be reached: " + text + "; check the endpoint, or start one here with: skerry dev"
+	}
+	return strings.Replace(err.Error(), wireError.Error(), text, 1)
 }
 
 func (a *app) printJSON(v any) error {

@@ -173,14 +173,21 @@ func waitMS(d time.Duration) uint32 {
 // awaitUntil waits in steps of what one call may wait.
 func (a *app) awaitUntil(ctx context.Context, c *clients, e *skerryv1.Execution, deadline time.Time) (*skerryv1.Execution, error) {
 	for !skerryv1.Terminal(e.State) && time.Until(deadline) > 0 {
-		ms := waitMS(time.Until(deadline))
-		res, err := c.executions.GetExecution(ctx, connect.NewRequest(&skerryv1.GetExecutionRequest{ExecutionId: e.Id, WaitMs: &ms}))
-		if err != nil {
-			return nil, fmt.Errorf("execution %s was started, but waiting for it failed: %w", e.Id, err)
+		var err error
+		if e, err = a.refresh(ctx, c, e, waitMS(time.Until(deadline))); err != nil {
+			return nil, err
 		}
-		e = res.Msg.Execution
 	}
 	return e, nil
+}
+
+// refresh reads an execution again, waiting up to ms for its end.
+func (a *app) refresh(ctx context.Context, c *clients, e *skerryv1.Execution, ms uint32) (*skerryv1.Execution, error) {
+	res, err := c.executions.GetExecution(ctx, connect.NewRequest(&skerryv1.GetExecutionRequest{ExecutionId: e.Id, WaitMs: &ms}))
+	if err != nil {
+		return nil, fmt.Errorf("execution %s was started, but waiting for it failed: %w", e.Id, err)
+	}
+	return res.Msg.Execution, nil
 }
 
 // show follows the output until the end or the deadline.
@@ -191,8 +198,9 @@ func (a *app) show(ctx context.Context, c *clients, e *skerryv1.Execution, deadl
 	if err == nil {
 		return final, nil
 	}
-	if waiting.Err() != nil && ctx.Err() == nil {
-		return a.awaitUntil(ctx, c, e, time.Now())
+	// The server, who knows the deadline too, may be the first to see it pass.
+	if ctx.Err() == nil && (waiting.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded) {
+		return a.refresh(ctx, c, e, 0)
 	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("interrupted; execution %s goes on: skerry exec status %s", e.Id, e.Id)

@@ -16,7 +16,7 @@ func (a *app) workspaceCommand() *cobra.Command {
 	c.PersistentFlags().StringVar(&runner, "runner", "", "the workspace on this runner (default: the one that the agent uses)")
 	c.PersistentFlags().StringVar(&id, "workspace", "", "the workspace with this id")
 	c.AddCommand(a.workspaceList(), a.workspaceHistory(of), a.workspaceDiff(of), a.workspaceRepair(of))
-	return c
+	return group(c)
 }
 
 func (a *app) workspaceList() *cobra.Command {
