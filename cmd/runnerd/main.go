@@ -67,7 +67,7 @@ func command() *cobra.Command {
 	c.Flags().StringVar(&name, "name", "", "overrides name")
 	c.Flags().StringVar(&metricsListen, "metrics-listen", "", "overrides metrics_listen")
 	c.Flags().BoolVar(&printConfig, "print-config", false, "print what is in force and exit")
-	c.AddCommand(doctor(), &cobra.Command{
+	c.AddCommand(doctor(), casCommand(), &cobra.Command{
 		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), version) },
 	})

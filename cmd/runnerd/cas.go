@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"skerry.internal/cas"
+)
+
+// casFlags are what all store commands share.
+type casFlags struct {
+	store       string
+	json        bool
+	recoverMeta bool
+}
+
+// casCommand works on a store directory itself, without a daemon. The store is
+// locked meanwhile, so a running daemon's store answers that it is in use.
+func casCommand() *cobra.Command {
+	f := &casFlags{}
+	c := &cobra.Command{
+		Use: "cas", Short: "Work on a content-addressed store without a daemon",
+		Example: "  runnerd cas snapshot ~/project --store /var/backups/store\n" +
+			"  runnerd cas ls --store /var/backups/store\n" +
+			"  runnerd cas restore cli:/home/me/project /tmp/copy --store /var/backups/store",
+	}
+	c.PersistentFlags().StringVar(&f.store, "store", "", "the store's directory (required)")
+	c.PersistentFlags().BoolVar(&f.json, "json", false, "print the result as JSON")
+	c.PersistentFlags().BoolVar(&f.recoverMeta, "recover-meta", false, "when meta.db is lost, rebuild the heads from the commits in the packs")
+	_ = c.MarkPersistentFlagRequired("store")
+	c.AddCommand(casSnapshot(f), casRestore(f), casList(f), casDiff(f), casVerify(f), casRebuild(f), casStats(f))
+	return c
+}
+
+// withStore opens the store, runs fn and closes the store. Only a command that
+// writes may make a new one.
+func (f *casFlags) withStore(ctx context.Context, create bool, fn func(*cas.Store) error) (err error) {
+	if !create {
+		if _, err := os.Stat(filepath.Join(f.store, "format")); errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s holds no store; make one with: runnerd cas snapshot DIR --store %s", f.store, f.store)
+		}
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	s, err := cas.Open(ctx, f.store, cas.Config{Logger: log, RecoverMeta: f.recoverMeta})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return fn(s)
+}
+
+// print writes v as JSON or, by text, for people.
+func (f *casFlags) print(w io.Writer, v any, text func(io.Writer) error) error {
+	if f.json {
+		return json.NewEncoder(w).Encode(v)
+	}
+	return text(w)
+}
+
+// resolveTree finds the tree that ref means: the digest of a tree or a commit, or
+// the name of a head.
+func resolveTree(ctx context.Context, s *cas.Store, ref string) (cas.Digest, error) {
+	d, err := cas.ParseDigest(ref)
+	if err != nil {
+		h, err := s.Head(ctx, ref)
+		if errors.Is(err, cas.ErrNotFound) {
+			return cas.Digest{}, fmt.Errorf("%q is neither a digest nor a head of this store; `runnerd cas ls` lists the heads: %w", ref, err)
+		}
+		return h.Tree, err
+	}
+	if c, err := s.ReadCommit(ctx, d); err == nil {
+		return c.Tree, nil
+	}
+	_, err = s.ReadDir(ctx, d)
+	return d, err
+}

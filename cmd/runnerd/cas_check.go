@@ -1,0 +1,140 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"skerry.internal/cas"
+)
+
+// verifyReport is what `cas verify --json` prints.
+type verifyReport struct {
+	OK        bool         `json:"ok"`
+	Packs     int64        `json:"packs"`
+	Records   int64        `json:"records"`
+	Bytes     int64        `json:"bytes"`
+	Heads     int64        `json:"heads"`
+	Commits   int64        `json:"commits"`
+	Reached   int64        `json:"reached"`
+	Unindexed int64        `json:"unindexed"`
+	Damaged   []damageLine `json:"damaged"`
+	Missing   []lackLine   `json:"missing"`
+	Seconds   float64      `json:"seconds"`
+}
+
+type damageLine struct {
+	Digest cas.Digest `json:"digest"`
+	Pack   uint64     `json:"pack"`
+	Offset int64      `json:"offset"`
+	Reason string     `json:"reason"`
+}
+
+type lackLine struct {
+	Digest cas.Digest `json:"digest"`
+	Head   string     `json:"head"`
+	Commit cas.Digest `json:"commit"`
+	Path   string     `json:"path"`
+	Reason string     `json:"reason"`
+}
+
+func newVerifyReport(rep *cas.VerifyReport) verifyReport {
+	r := verifyReport{OK: rep.OK(), Packs: rep.Packs, Records: rep.Records, Bytes: rep.Bytes, Heads: rep.Heads, Commits: rep.Commits,
+		Reached: rep.Reached, Unindexed: rep.Unindexed, Damaged: []damageLine{}, Missing: []lackLine{}}
+	for _, d := range rep.Damaged {
+		r.Damaged = append(r.Damaged, damageLine(d))
+	}
+	for _, m := range rep.Missing {
+		r.Missing = append(r.Missing, lackLine(m))
+	}
+	return r
+}
+
+func (r verifyReport) text(w io.Writer) error {
+	for _, d := range r.Damaged {
+		fmt.Fprintf(w, "damaged: %s in pack %016x at %d: %s\n", d.Digest, d.Pack, d.Offset, d.Reason)
+	}
+	for _, m := range r.Missing {
+		fmt.Fprintf(w, "missing: %s, which head %q needs for %q: %s\n", m.Digest, m.Head, m.Path, m.Reason)
+	}
+	_, err := fmt.Fprintf(w, "%d packs, %d records, %d bytes, %d unindexed; %d heads, %d commits, %d objects reached; %.3f s\n",
+		r.Packs, r.Records, r.Bytes, r.Unindexed, r.Heads, r.Commits, r.Reached, r.Seconds)
+	return err
+}
+
+func casVerify(f *casFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "verify", Short: "Read the whole store and name what is damaged or missing",
+		Long:    "Read the whole store, check every digest, follow every head, and name what is damaged or missing. Fails when there is any.",
+		Example: "  runnerd cas verify --store S --json", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			start := time.Now()
+			var r verifyReport
+			err := f.withStore(cmd.Context(), false, func(s *cas.Store) error {
+				rep, err := s.Verify(cmd.Context(), cas.VerifyOptions{Reachable: true})
+				r = newVerifyReport(&rep)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			r.Seconds = time.Since(start).Seconds()
+			if err := f.print(cmd.OutOrStdout(), r, r.text); err != nil {
+				return err
+			}
+			if !r.OK {
+				return fmt.Errorf("%d records damaged, %d objects missing, %d unindexed (`cas rebuild` cures the last): %w",
+					len(r.Damaged), len(r.Missing), r.Unindexed, cas.ErrCorrupt)
+			}
+			return nil
+		},
+	}
+}
+
+func casRebuild(f *casFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "rebuild", Short: "Make every index anew from the packs",
+		Example: "  runnerd cas rebuild --store S", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.withStore(cmd.Context(), false, func(s *cas.Store) error {
+				if err := s.Rebuild(cmd.Context()); err != nil {
+					return err
+				}
+				return f.printStats(cmd, s)
+			})
+		},
+	}
+}
+
+// statsReport is what `cas stats --json` prints.
+type statsReport struct {
+	UUID      string `json:"uuid"`
+	Packs     int    `json:"packs"`
+	PackBytes int64  `json:"packBytes"`
+	Objects   int64  `json:"objects"`
+	Heads     int    `json:"heads"`
+}
+
+func casStats(f *casFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "stats", Short: "Tell how large the store is",
+		Example: "  runnerd cas stats --store S --json", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.withStore(cmd.Context(), false, func(s *cas.Store) error { return f.printStats(cmd, s) })
+		},
+	}
+}
+
+func (f *casFlags) printStats(cmd *cobra.Command, s *cas.Store) error {
+	st, err := s.Stats(cmd.Context())
+	if err != nil {
+		return err
+	}
+	r := statsReport{st.UUID, st.Packs, st.PackBytes, st.Objects, st.Heads}
+	return f.print(cmd.OutOrStdout(), r, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "store %s: %d packs, %d bytes, %d objects, %d heads\n", r.UUID, r.Packs, r.PackBytes, r.Objects, r.Heads)
+		return err
+	})
+}

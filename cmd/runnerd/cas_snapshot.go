@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"skerry.internal/cas"
+)
+
+// snapshotReport is what `cas snapshot --json` prints.
+type snapshotReport struct {
+	Digest   cas.Digest `json:"digest"` // of the tree
+	Commit   cas.Digest `json:"commit"`
+	Head     string     `json:"head"`
+	Seq      uint64     `json:"seq"`
+	Files    int64      `json:"files"`
+	Dirs     int64      `json:"dirs"`
+	Bytes    int64      `json:"bytes"`
+	NewFiles int64      `json:"newFiles"` // files that were read
+	NewBytes int64      `json:"newBytes"` // bytes that the store did not have
+	Skipped  int64      `json:"skipped"`
+	Unstable int64      `json:"unstable"`
+	Seconds  float64    `json:"seconds"`
+}
+
+func casSnapshot(f *casFlags) *cobra.Command {
+	var head string
+	c := &cobra.Command{
+		Use: "snapshot DIR", Short: "Store a directory durably, as the next commit of a head",
+		Long: "Store a directory durably, as the next commit of a head. When nothing changed since the head's last commit,\n" +
+			"no commit is made. Special files and what cannot be read are recorded by name and counted as skipped.",
+		Example: "  runnerd cas snapshot ~/project --store /var/backups/store --json", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			start := time.Now()
+			name, err := headName(head, args[0])
+			if err != nil {
+				return err
+			}
+			var r snapshotReport
+			err = f.withStore(cmd.Context(), true, func(s *cas.Store) error {
+				r, err = snapshotTo(cmd.Context(), s, args[0], name)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			r.Seconds = time.Since(start).Seconds()
+			return f.print(cmd.OutOrStdout(), r, r.text)
+		},
+	}
+	c.Flags().StringVar(&head, "head", "", `the head to commit to (default "cli:" and the absolute path of DIR)`)
+	return c
+}
+
+// headName is the head that a directory is kept under.
+func headName(flag, dir string) (string, error) {
+	if flag != "" {
+		return flag, nil
+	}
+	abs, err := filepath.Abs(dir)
+	return "cli:" + abs, err
+}
+
+// snapshotTo stores dir and moves the head unless it is there already.
+func snapshotTo(ctx context.Context, s *cas.Store, path, head string) (snapshotReport, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return snapshotReport{}, err
+	}
+	defer dir.Close()
+	res, err := s.Snapshot(ctx, dir, cas.SnapshotOptions{CacheKey: head})
+	if err != nil {
+		return snapshotReport{}, err
+	}
+	h, err := s.Head(ctx, head)
+	if err != nil && !errors.Is(err, cas.ErrNotFound) {
+		return snapshotReport{}, err
+	}
+	if h.Tree != res.Tree {
+		h, err = s.Commit(ctx, cas.CommitRequest{Head: head, Expect: h.Commit, Epoch: h.Epoch, Tree: res.Tree, Source: "cli", Stats: res.TreeStats})
+		if err != nil {
+			return snapshotReport{}, err
+		}
+	}
+	return snapshotReport{
+		Digest: res.Tree, Commit: h.Commit, Head: head, Seq: h.Seq, Files: res.Files, Dirs: res.Dirs, Bytes: res.Bytes,
+		NewFiles: res.NewFiles, NewBytes: res.NewBytes, Skipped: res.TreeStats.Skipped, Unstable: res.UnstableTotal,
+	}, nil
+}
+
+func (r snapshotReport) text(w io.Writer) error {
+	_, err := fmt.Fprintf(w, "%s\n%s: commit %d, %d files, %d bytes, %d bytes new, %d skipped, %d unstable, %.3f s\n",
+		r.Digest, r.Head, r.Seq, r.Files, r.Bytes, r.NewBytes, r.Skipped, r.Unstable, r.Seconds)
+	return err
+}
+
+// restoreReport is what `cas restore --json` prints.
+type restoreReport struct {
+	Digest   cas.Digest `json:"digest"` // of the tree
+	Files    int64      `json:"files"`
+	Dirs     int64      `json:"dirs"`
+	Symlinks int64      `json:"symlinks"`
+	Links    int64      `json:"links"` // further names of hard-linked files
+	Bytes    int64      `json:"bytes"`
+	Skipped  int64      `json:"skipped"`
+	Seconds  float64    `json:"seconds"`
+}
+
+func casRestore(f *casFlags) *cobra.Command {
+	o := cas.RestoreOptions{}
+	c := &cobra.Command{
+		Use: "restore DIGEST DIR", Short: "Write a tree to a directory that does not exist or is empty",
+		Long: "Write a tree to a directory that does not exist or is empty. DIGEST is that of a tree or a commit, or a head's name.\n" +
+			"The directory appears whole and durable, or not at all.",
+		Example: "  runnerd cas restore sha256:... /tmp/copy --store /var/backups/store\n" +
+			"  runnerd cas restore cli:/home/me/project /tmp/src --path src --store /var/backups/store", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			start := time.Now()
+			var r restoreReport
+			err := f.withStore(cmd.Context(), false, func(s *cas.Store) error {
+				tree, err := resolveTree(cmd.Context(), s, args[0])
+				if err != nil {
+					return err
+				}
+				res, err := s.Restore(cmd.Context(), tree, args[1], o)
+				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.SkippedTotal, 0}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			r.Seconds = time.Since(start).Seconds()
+			return f.print(cmd.OutOrStdout(), r, r.text)
+		},
+	}
+	c.Flags().StringVar(&o.Path, "path", "", "restore only this directory of the tree")
+	c.Flags().IntVar(&o.UID, "uid", -1, "owner of all that is restored (default: the caller)")
+	c.Flags().IntVar(&o.GID, "gid", -1, "group of all that is restored (default: the caller's)")
+	return c
+}
+
+func (r restoreReport) text(w io.Writer) error {
+	_, err := fmt.Fprintf(w, "%d files, %d directories, %d symlinks, %d hard links, %d bytes, %d skipped in the snapshot, %.3f s\n",
+		r.Files, r.Dirs, r.Symlinks, r.Links, r.Bytes, r.Skipped, r.Seconds)
+	return err
+}
