@@ -1,136 +1,170 @@
 package cas
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// linkKey identifies a hard-linked file. What all names share is part of it,
-// so that no forged group can make one file of two.
-type linkKey struct {
-	group  uint64
-	digest Digest
-	mode   uint32
-	mtime  stamp
-}
-
-// linkSource is the first name made of a hard-linked file.
-type linkSource struct {
-	dir  *dirRef
-	name string
-}
-
-// leaf makes a file or symlink in the directory fd, which is ref's.
-func (r *restorer) leaf(ref *dirRef, fd int, x *Entry) error {
+// leaf makes a file or symlink in the directory fd and counts it in made.
+func (r *restorer) leaf(fd int, x *Entry, made *RestoreResult) (statID, error) {
 	if x.Type == TypeSymlink {
-		return r.symlink(fd, x)
+		return r.symlink(fd, x, made)
 	}
-	if x.LinkGroup == 0 {
-		return r.file(fd, x)
-	}
-	key := linkKey{x.LinkGroup, x.Digest, x.Mode, stampOf(x.MTime)}
-	if first, ok := r.links[key]; ok {
-		done, err := r.link(first, fd, x.Name)
-		if done || err != nil {
-			return err
-		}
-	}
-	r.links[key] = linkSource{ref, x.Name}
-	return r.file(fd, x)
+	return r.file(fd, x, made)
 }
 
-// link makes another name of a file. It reports false when the file has as
-// many names as its file system allows: the next one starts a new file.
-func (r *restorer) link(first linkSource, fd int, name string) (bool, error) {
-	from, err := first.dir.acquire()
-	if err != nil {
-		return false, err
-	}
-	defer first.dir.release()
-	err = unix.Linkat(from, first.name, fd, name, 0)
-	if errors.Is(err, unix.EMLINK) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("link: %w", err)
-	}
-	r.res.Links++
-	return true, nil
-}
-
-func (r *restorer) symlink(fd int, x *Entry) error {
+func (r *restorer) symlink(fd int, x *Entry, made *RestoreResult) (id statID, err error) {
 	if err := unix.Symlinkat(x.Target, fd, x.Name); err != nil {
-		return fmt.Errorf("symlink: %w", err)
+		return id, fmt.Errorf("symlink: %w", err)
 	}
 	if r.opt.UID >= 0 || r.opt.GID >= 0 {
 		if err := unix.Fchownat(fd, x.Name, r.opt.UID, r.opt.GID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return fmt.Errorf("chown: %w", err)
+			return id, fmt.Errorf("chown: %w", err)
 		}
 	}
-	r.res.Symlinks++
-	return setTimeAt(fd, x.Name, x)
+	if err := setTimeAt(fd, x.Name, x); err != nil {
+		return id, err
+	}
+	made.Symlinks++
+	if r.opt.CacheKey != "" {
+		id, err = lstatAt(fd, x.Name)
+	}
+	return id, err
 }
 
-func (r *restorer) file(dirfd int, x *Entry) error {
+func (r *restorer) file(dirfd int, x *Entry, made *RestoreResult) (id statID, err error) {
+	fd, err := unix.Openat(dirfd, x.Name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, x.Mode)
+	if err != nil {
+		return id, err
+	}
+	n, err := r.writeFile(fd, x)
+	made.Bytes += n
+	if err == nil {
+		id, err = r.setFile(fd, x)
+	}
+	if closeErr := unix.Close(fd); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		made.Files++
+	}
+	return id, err
+}
+
+// writeFile writes the content and returns how many bytes. A file kept as
+// one object is written in one go.
+func (r *restorer) writeFile(fd int, x *Entry) (int64, error) {
+	if x.Size == 0 {
+		return 0, nil
+	}
+	if x.Chunks.IsZero() && !x.Sparse {
+		content, err := r.store.get(x.Digest)
+		if err == nil && int64(len(content)) != x.Size {
+			err = fmt.Errorf("object %s has %d bytes, the entry says %d: %w", x.Digest, len(content), x.Size, ErrCorrupt)
+		}
+		if err != nil {
+			return 0, err
+		}
+		n, err := fdWriter(fd).Write(content)
+		return int64(n), err
+	}
 	content, err := r.store.OpenFile(r.ctx, *x)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer content.Close()
-	fd, err := unix.Openat(dirfd, x.Name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), x.Name)
-	err = r.writeFile(f, content, x)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	r.res.Files++
-	return nil
-}
-
-func (r *restorer) writeFile(f *os.File, content *File, x *Entry) error {
 	if x.Sparse {
-		if err := r.writeExtents(f, content, x); err != nil {
-			return err
-		}
-	} else {
-		n, err := content.WriteTo(f)
-		r.res.Bytes += n
-		if err != nil {
-			return err
-		}
+		return writeExtents(fd, content, x)
 	}
-	if err := r.chown(int(f.Fd())); err != nil {
-		return err
-	}
-	if err := unix.Fchmod(int(f.Fd()), x.Mode); err != nil {
-		return fmt.Errorf("chmod: %w", err)
-	}
-	return setTimeAt(int(f.Fd()), "", x)
+	return content.WriteTo(fdWriter(fd))
 }
 
-func (r *restorer) writeExtents(f *os.File, content *File, x *Entry) error {
-	if err := f.Truncate(x.Size); err != nil {
-		return err
+// setFile gives the file its owner, mode and time and returns its status. It
+// was made with its mode, so that chmod is needed only where the umask or the
+// change of owner took bits.
+func (r *restorer) setFile(fd int, x *Entry) (statID, error) {
+	if err := r.chown(fd); err != nil {
+		return statID{}, err
+	}
+	if err := setTimeAt(fd, "", x); err != nil {
+		return statID{}, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return statID{}, err
+	}
+	if st.Mode&0o7777 != x.Mode {
+		if err := unix.Fchmod(fd, x.Mode); err != nil {
+			return statID{}, fmt.Errorf("chmod: %w", err)
+		}
+		if err := unix.Fstat(fd, &st); err != nil {
+			return statID{}, err
+		}
+	}
+	return statIDOf(&st), nil
+}
+
+// fdWriter writes to a descriptor.
+type fdWriter int
+
+// Write implements io.Writer.
+func (w fdWriter) Write(p []byte) (int, error) {
+	for n := 0; ; {
+		// One write(2) takes at most 2 GiB.
+		got, err := unix.Write(int(w), p[n:min(len(p), n+1<<30)])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return n, err
+		}
+		if n += got; n == len(p) {
+			return n, nil
+		}
+	}
+}
+
+// fdWriterAt writes from a place in a file on.
+type fdWriterAt struct {
+	fd  int
+	off int64
+}
+
+// Write implements io.Writer.
+func (w *fdWriterAt) Write(p []byte) (int, error) {
+	for n := 0; ; {
+		got, err := unix.Pwrite(w.fd, p[n:min(len(p), n+1<<30)], w.off)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return n, err
+		}
+		w.off += int64(got)
+		if n += got; n == len(p) {
+			return n, nil
+		}
+	}
+}
+
+func writeExtents(fd int, content *File, x *Entry) (written int64, err error) {
+	if err := unix.Ftruncate(fd, x.Size); err != nil {
+		return 0, err
 	}
 	for _, ext := range x.Extents {
-		n, err := io.Copy(io.NewOffsetWriter(f, ext.Offset), io.NewSectionReader(content, ext.Offset, ext.Length))
-		r.res.Bytes += n
+		n, err := io.Copy(&fdWriterAt{fd, ext.Offset}, io.NewSectionReader(content, ext.Offset, ext.Length))
+		written += n
 		if err != nil {
-			return err
+			return written, err
 		}
 		if n != ext.Length {
-			return fmt.Errorf("extent at %d: %w", ext.Offset, io.ErrUnexpectedEOF)
+			return written, fmt.Errorf("extent at %d: %w", ext.Offset, io.ErrUnexpectedEOF)
 		}
 	}
-	return nil
+	return written, nil
 }
 
 // setTimeAt sets the entry's mtime, and its atime likewise, on the file name

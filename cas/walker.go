@@ -13,7 +13,7 @@ import (
 // of files to read) lie on a stack that a few goroutines work off; the
 // objects of directories are made when all is read.
 type walker struct {
-	ctx   context.Context //nolint:containedctx // lives as long as the snapshot
+	*workPool
 	store *Store
 	opt   SnapshotOptions
 	tree  *dirTree
@@ -25,24 +25,10 @@ type walker struct {
 	newBytes atomic.Int64
 	newFiles atomic.Int64
 	links    atomic.Int64 // names with a link count over 1
-
-	wg      sync.WaitGroup
-	failed  atomic.Bool
-	mu      sync.Mutex
-	ready   sync.Cond
-	stack   []task
-	pending int // tasks on the stack or at work
-	workers int
-	err     error
 }
 
-// task is a piece of a walk. When dropped is true the walk has failed and the
-// task only lets go of what it holds.
-type task func(dropped bool)
-
 func newWalker(ctx context.Context, s *Store, root int, o SnapshotOptions) *walker {
-	w := &walker{ctx: ctx, store: s, opt: o, tree: newDirTree(root)}
-	w.ready.L = &w.mu
+	w := &walker{workPool: newWorkPool(ctx, s.cfg.Workers), store: s, opt: o, tree: newDirTree(root)}
 	w.clock = sync.OnceValue(fsClock{root}.now)
 	return w
 }
@@ -55,70 +41,14 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 	}
 	w.dev = uint64(st.Dev)
 	root := &dirWork{ref: &dirRef{tree: w.tree, dev: w.dev, ino: st.Ino}, old: old, id: statIDOf(&st)}
-	w.push(func(dropped bool) { w.scanRoot(root, dropped) })
-	w.workers++
-	w.work()
-	w.wg.Wait()
-	if w.err != nil {
-		return nil, w.err
+	if err := w.workPool.run(func(dropped bool) { w.scanRoot(root, dropped) }); err != nil {
+		return nil, err
 	}
 	if root.skip != 0 {
 		return nil, fmt.Errorf("root: %s", root.skip)
 	}
 	w.assignLinkGroups(root)
 	return w.finish(root)
-}
-
-// push puts a task on the stack and sees to it that someone takes it.
-func (w *walker) push(t task) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stack = append(w.stack, t)
-	w.pending++
-	if len(w.stack) > 1 && w.workers < w.store.cfg.Workers {
-		w.workers++
-		w.wg.Go(w.work)
-	}
-	w.ready.Signal()
-}
-
-func (w *walker) work() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for {
-		for len(w.stack) == 0 {
-			if w.pending == 0 {
-				return
-			}
-			w.ready.Wait()
-		}
-		t := w.stack[len(w.stack)-1]
-		w.stack = w.stack[:len(w.stack)-1]
-		w.mu.Unlock()
-		t(w.stop())
-		w.mu.Lock()
-		if w.pending--; w.pending == 0 {
-			w.ready.Broadcast()
-		}
-	}
-}
-
-// fail makes the walk end with err; the first one counts.
-func (w *walker) fail(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.err == nil {
-		w.err = err
-	}
-	w.failed.Store(true)
-}
-
-// stop reports whether the walk has failed or was cancelled.
-func (w *walker) stop() bool {
-	if !w.failed.Load() && w.ctx.Err() != nil {
-		w.fail(w.ctx.Err())
-	}
-	return w.failed.Load()
 }
 
 // admit counts an entry against the limits.

@@ -116,9 +116,9 @@ type restoreReport struct {
 func casRestore(f *casFlags) *cobra.Command {
 	o := cas.RestoreOptions{}
 	c := &cobra.Command{
-		Use: "restore DIGEST DIR", Short: "Write a tree to a directory that does not exist or is empty",
-		Long: "Write a tree to a directory that does not exist or is empty. DIGEST is that of a tree or a commit, or a head's name.\n" +
-			"The directory appears whole and durable, or not at all.",
+		Use: "restore DIGEST DIR", Short: "Write a tree to a directory",
+		Long: "Write a tree to a directory that does not exist or is empty (or see --replace). DIGEST is that of a tree or a commit,\n" +
+			"or a head's name. The directory appears whole and durable, or stays as it was. A snapshot of it reads nothing anew.",
 		Example: "  runnerd cas restore sha256:... /tmp/copy --store /var/backups/store\n" +
 			"  runnerd cas restore cli:/home/me/project /tmp/src --path src --store /var/backups/store", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -127,6 +127,9 @@ func casRestore(f *casFlags) *cobra.Command {
 			err := f.withStore(cmd.Context(), false, func(s *cas.Store) error {
 				tree, err := resolveTree(cmd.Context(), s, args[0])
 				if err != nil {
+					return err
+				}
+				if o.CacheKey, err = headName("", args[1]); err != nil {
 					return err
 				}
 				res, err := s.Restore(cmd.Context(), tree, args[1], o)
@@ -140,6 +143,7 @@ func casRestore(f *casFlags) *cobra.Command {
 			return f.print(cmd.OutOrStdout(), r, r.text)
 		},
 	}
+	c.Flags().BoolVar(&o.Replace, "replace", false, "let DIR hold something: exchange it for the tree in one step, and remove it")
 	c.Flags().StringVar(&o.Path, "path", "", "restore only this directory of the tree")
 	c.Flags().IntVar(&o.UID, "uid", -1, "owner of all that is restored (default: the caller)")
 	c.Flags().IntVar(&o.GID, "gid", -1, "group of all that is restored (default: the caller's)")
