@@ -2,6 +2,7 @@ package cas
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -29,11 +30,14 @@ func (s *Store) readCommit(d Digest) (Commit, error) {
 }
 
 // Log returns up to limit commits, beginning with from and going to its
-// parents. A limit of 0 or less means all.
+// parents. A limit of 0 or less means all that no collection removed.
 func (s *Store) Log(ctx context.Context, from Digest, limit int) ([]Commit, error) {
 	var log []Commit
 	for d := from; !d.IsZero() && (limit <= 0 || len(log) < limit); {
 		c, err := s.ReadCommit(ctx, d)
+		if errors.Is(err, ErrNotFound) && len(log) > 0 && s.isShallow(log[len(log)-1].Digest) {
+			return log, nil
+		}
 		if err != nil {
 			return log, fmt.Errorf("log from %s: %w", from, err)
 		}
@@ -41,4 +45,10 @@ func (s *Store) Log(ctx context.Context, from Digest, limit int) ([]Commit, erro
 		d = c.Parent
 	}
 	return log, nil
+}
+
+// isShallow reports whether a collection removed the commit's parent.
+func (s *Store) isShallow(d Digest) bool {
+	cut, err := s.meta.shallow()
+	return err == nil && cut[d]
 }

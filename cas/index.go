@@ -41,6 +41,8 @@ type indexRun struct {
 	path        string
 	first, last uint64
 	count       int
+	dead        []uint64 // bits of entries that a collection removed; nil for none. The index's lock guards it
+	deadCount   int
 	data        []byte // the whole file
 	fanout      []byte
 	entries     []byte
@@ -172,23 +174,35 @@ func (r *indexRun) fan(i int) int {
 	return min(int(binary.LittleEndian.Uint32(r.fanout[4*i:])), r.count)
 }
 
-// find looks d up by its first byte's range and binary search.
+// find returns where d is.
 func (r *indexRun) find(d Digest) (loc, bool) {
+	i, ok := r.search(d)
+	if !ok {
+		return loc{}, false
+	}
+	return r.entry(i).loc, true
+}
+
+// isDead reports whether a collection has removed entry i.
+func (r *indexRun) isDead(i int) bool { return r.dead != nil && r.dead[i/64]&(1<<(i%64)) != 0 }
+
+// search looks for d by its first byte's range and binary search. Dead
+// entries are not found.
+func (r *indexRun) search(d Digest) (int, bool) {
 	lo, hi := 0, r.fan(int(d.sum[0]))
 	if d.sum[0] > 0 {
 		lo = r.fan(int(d.sum[0]) - 1)
 	}
 	if lo > hi {
-		return loc{}, false
+		return 0, false
 	}
 	i := lo + sort.Search(hi-lo, func(i int) bool {
 		return bytes.Compare(r.entries[(lo+i)*indexEntrySize:][:DigestSize], d.sum[:]) >= 0
 	})
-	if i >= hi {
-		return loc{}, false
+	if i >= hi || r.isDead(i) {
+		return 0, false
 	}
-	e := r.entry(i)
-	return e.loc, e.digest == d
+	return i, bytes.Equal(r.entries[i*indexEntrySize:][:DigestSize], d.sum[:])
 }
 
 func (r *indexRun) entry(i int) indexEntry {

@@ -12,6 +12,7 @@ import (
 var childRoles = map[string]func() error{
 	"committer": childCommitter,
 	"zoo":       childZoo,
+	"collector": childCollector,
 }
 
 func TestMain(m *testing.M) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,16 +14,22 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 )
 
-// The buckets of meta.db. Leases, pins and epochs belong to collection.
+// The buckets of meta.db. Those from leases on belong to collection.
 var (
 	bucketHeads   = []byte("heads")   // name -> head record
 	bucketFences  = []byte("fences")  // name -> lowest epoch that may commit, LE64
 	bucketDurable = []byte("durable") // pack, BE64 -> end of its durable records, LE64
 	bucketPending = []byte("pending") // digest -> commit object whose pack is not synced yet
 	bucketMeta    = []byte("meta")
+	bucketLeases  = []byte("leases")  // name -> tree, collections left LE64
+	bucketPins    = []byte("pins")    // name -> tree
+	bucketEpochs  = []byte("epochs")  // "mark": last pack at the last collection, "top": highest pack ever, LE64
+	bucketDead    = []byte("dead")    // pack, BE64 -> offsets of records that were collected, LE64 each
+	bucketTrash   = []byte("trash")   // pack, BE64 -> it is on its way to the trash
+	bucketShallow = []byte("shallow") // commit whose parent was collected
 
 	allBuckets = [][]byte{bucketHeads, bucketFences, bucketDurable, bucketPending, bucketMeta,
-		[]byte("leases"), []byte("pins"), []byte("epochs")}
+		bucketLeases, bucketPins, bucketEpochs, bucketDead, bucketTrash, bucketShallow}
 )
 
 const metaVersion = 1
@@ -64,7 +71,8 @@ func openMeta(path string, create bool) (*metaDB, error) {
 	return m, nil
 }
 
-// init makes the buckets in a new file and checks the version of an old one.
+// init makes the buckets that are missing, all of them in a new file, and
+// checks the version of an old one.
 func (m *metaDB) init() error {
 	fresh := false
 	err := m.db.View(func(tx *bbolt.Tx) error {
@@ -76,6 +84,7 @@ func (m *metaDB) init() error {
 		if v := leUint64(b.Get([]byte("version"))); v != metaVersion {
 			return &VersionError{What: "meta.db", Got: v, Want: metaVersion}
 		}
+		fresh = slices.ContainsFunc(allBuckets, func(name []byte) bool { return tx.Bucket(name) == nil })
 		return nil
 	})
 	if err != nil || !fresh {
@@ -192,4 +201,42 @@ func (m *metaDB) pendingCommits() (contents [][]byte, err error) {
 		})
 	})
 	return contents, err
+}
+
+// epoch returns one of collection's counters.
+func (m *metaDB) epoch(name string) (v uint64, err error) {
+	err = m.view(func(tx *bbolt.Tx) error {
+		v = leUint64(tx.Bucket(bucketEpochs).Get([]byte(name)))
+		return nil
+	})
+	return v, err
+}
+
+// shallow returns the commits whose parents were collected.
+func (m *metaDB) shallow() (cut map[Digest]bool, err error) {
+	cut = make(map[Digest]bool)
+	err = m.view(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketShallow).ForEach(func(k, _ []byte) error {
+			d, err := DigestFromBytes(k)
+			cut[d] = true
+			return err
+		})
+	})
+	return cut, err
+}
+
+// deadOffsets returns where the collected records of a pack lie; nil when
+// there are none.
+func (m *metaDB) deadOffsets(seq uint64) (dead map[int64]bool, err error) {
+	err = m.view(func(tx *bbolt.Tx) error {
+		list := tx.Bucket(bucketDead).Get(beBytes(seq))
+		for ; len(list) >= 8; list = list[8:] {
+			if dead == nil {
+				dead = make(map[int64]bool)
+			}
+			dead[int64(leUint64(list[:8]))] = true
+		}
+		return nil
+	})
+	return dead, err
 }

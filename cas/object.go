@@ -12,7 +12,7 @@ func (s *Store) put(kind Kind, d Digest, content []byte) (bool, error) {
 }
 
 func (s *Store) putRecord(kind Kind, d Digest, content []byte, rides bool) (bool, error) {
-	if s.index.has(d) {
+	if s.hit(d, roleOf(kind)) {
 		return false, nil
 	}
 	if len(content) > maxObjectSize {
@@ -23,16 +23,24 @@ func (s *Store) putRecord(kind Kind, d Digest, content []byte, rides bool) (bool
 	return s.writer.append(h, payload, rides)
 }
 
-// get returns the verified content of an object.
+// get returns the verified content of an object. A collection may move the
+// object while it is read: then it is looked up again.
 func (s *Store) get(d Digest) ([]byte, error) {
-	l, ok := s.index.find(d)
-	if !ok {
-		if d.IsZero() {
-			return nil, fmt.Errorf("object without a digest: %w", ErrNotFound)
+	var last loc
+	for {
+		l, ok := s.index.find(d)
+		if !ok {
+			if d.IsZero() {
+				return nil, fmt.Errorf("object without a digest: %w", ErrNotFound)
+			}
+			return nil, fmt.Errorf("object %s: %w", d, ErrNotFound)
 		}
-		return nil, fmt.Errorf("object %s: %w", d, ErrNotFound)
+		content, err := s.reader.read(d, l)
+		if err == nil || l == last {
+			return content, err
+		}
+		last = l
 	}
-	return s.reader.read(d, l)
 }
 
 // PutBytes stores a small object and returns its digest. It is durable after

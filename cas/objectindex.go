@@ -2,6 +2,8 @@ package cas
 
 import (
 	"errors"
+	mathbits "math/bits"
+	"slices"
 	"sync"
 )
 
@@ -68,6 +70,46 @@ func (x *objectIndex) replace(runs []*indexRun) error {
 	return closeRuns(old)
 }
 
+// sealedRuns returns the present runs. They stay mapped while the caller
+// keeps collections and rebuilds away.
+func (x *objectIndex) sealedRuns() []*indexRun {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return slices.Clone(x.runs)
+}
+
+// bury takes dead entries out of the runs, all at once.
+func (x *objectIndex) bury(dead map[*indexRun][]uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for run, bits := range dead {
+		run.dead, run.deadCount = bits, 0
+		for _, w := range bits {
+			run.deadCount += mathbits.OnesCount64(w)
+		}
+	}
+}
+
+// exchange puts other runs in the place of some, or nothing where the new
+// one is nil, and closes the old ones.
+func (x *objectIndex) exchange(runs map[*indexRun]*indexRun) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var kept, old []*indexRun
+	for _, r := range x.runs {
+		switch now, ok := runs[r]; {
+		case !ok:
+			kept = append(kept, r)
+		case now != nil:
+			kept, old = append(kept, now), append(old, r)
+		default:
+			old = append(old, r)
+		}
+	}
+	x.runs = kept
+	return closeRuns(old)
+}
+
 // covers reports whether some run indexes pack seq.
 func (x *objectIndex) covers(seq uint64) bool {
 	x.mu.RLock()
@@ -86,7 +128,7 @@ func (x *objectIndex) count() int {
 	defer x.mu.RUnlock()
 	n := len(x.open)
 	for _, r := range x.runs {
-		n += r.count
+		n += r.count - r.deadCount
 	}
 	return n
 }

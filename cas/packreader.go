@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// packReader reads records of sealed packs and of the open one. Files stay
-// open once used.
+// packReader reads records of sealed packs and of the open one. At most
+// maxPackFiles stay open.
 type packReader struct {
 	dir    string
 	writer *packWriter
@@ -31,6 +31,7 @@ func (r *packReader) keep(seq uint64, f *os.File) {
 		_ = f.Close()
 		return
 	}
+	r.makeRoom()
 	r.files[seq] = f
 }
 
@@ -47,8 +48,33 @@ func (r *packReader) file(seq uint64) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.makeRoom()
 	r.files[seq] = f
 	return f, nil
+}
+
+// drop lets go of a pack that was removed.
+func (r *packReader) drop(seq uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if f := r.files[seq]; f != nil {
+		_ = f.Close()
+		delete(r.files, seq)
+	}
+}
+
+// maxPackFiles bounds the packs that are open at once.
+const maxPackFiles = 128
+
+// makeRoom closes some pack. Whoever reads it opens it again.
+func (r *packReader) makeRoom() {
+	for seq, f := range r.files {
+		if len(r.files) < maxPackFiles {
+			return
+		}
+		_ = f.Close()
+		delete(r.files, seq)
+	}
 }
 
 // read returns the verified content of the object d at l.
@@ -84,16 +110,20 @@ func (r *packReader) readRaw(l loc) ([]byte, error) {
 	if raw, ok := r.writer.readBuffered(l); ok {
 		return raw, nil
 	}
-	f, err := r.file(l.pack)
-	if err != nil {
-		return nil, err
-	}
 	raw := make([]byte, recordHeaderSize+l.stored)
-	n, err := f.ReadAt(raw, l.off)
-	if n == len(raw) {
-		return raw, nil
+	for {
+		f, err := r.file(l.pack)
+		if err != nil {
+			return nil, err
+		}
+		n, err := f.ReadAt(raw, l.off)
+		if n == len(raw) {
+			return raw, nil
+		}
+		if !errors.Is(err, os.ErrClosed) { // else makeRoom chose it
+			return nil, err
+		}
 	}
-	return nil, err
 }
 
 func (r *packReader) close() error {

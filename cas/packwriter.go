@@ -31,6 +31,7 @@ type packWriter struct {
 	maxSize int64
 	index   *objectIndex
 	sealed  func(f *os.File, seq uint64) error // takes over the file of a pack that is full
+	hit     func(Digest, role) bool            // whether the object is there, and is to stay
 
 	mu      sync.Mutex
 	synced  sync.Cond // signalled when a sync ends
@@ -71,7 +72,7 @@ func (w *packWriter) append(h recordHeader, payload []byte, rides bool) (bool, e
 	h.payloadCRC = checksum(payload)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.index.has(h.digest) {
+	if w.hit(h.digest, roleOf(h.kind)) {
 		return false, nil
 	}
 	if w.failed != nil {
@@ -80,18 +81,43 @@ func (w *packWriter) append(h recordHeader, payload []byte, rides bool) (bool, e
 	if err := w.ready(); err != nil {
 		return false, err
 	}
-	if w.index.has(h.digest) { // ready may have let others in
+	if w.hit(h.digest, roleOf(h.kind)) { // ready may have let others in
 		return false, nil
 	}
+	return true, w.appendLocked(h, payload, rides)
+}
+
+// move appends another record of an object that the store has; it takes the
+// place of the older one.
+func (w *packWriter) move(h recordHeader, payload []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed != nil {
+		return w.failed
+	}
+	if err := w.ready(); err != nil {
+		return err
+	}
+	return w.appendLocked(h, payload, false)
+}
+
+func (w *packWriter) appendLocked(h recordHeader, payload []byte, rides bool) error {
 	at := w.off
 	if err := w.write(&h, payload); err != nil {
-		return false, fmt.Errorf("append to %s: %w", packName(w.seq), err)
+		return fmt.Errorf("append to %s: %w", packName(w.seq), err)
 	}
 	if !rides {
 		w.needs = w.off
 	}
 	w.index.add(h.digest, loc{pack: w.seq, off: at, stored: h.stored, size: h.size})
-	return true, nil
+	return nil
+}
+
+// current returns the highest pack there is.
+func (w *packWriter) current() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.seq
 }
 
 // ready sees to it that there is an open pack with room. It may let go of the

@@ -20,6 +20,7 @@ func (s *Store) Commit(ctx context.Context, req CommitRequest) (Head, error) {
 		return Head{}, err
 	}
 	defer release()
+	defer s.session()()
 	h, err := s.commit(req)
 	if err != nil {
 		return Head{}, fmt.Errorf("commit to head %q: %w", req.Head, err)
@@ -28,7 +29,7 @@ func (s *Store) Commit(ctx context.Context, req CommitRequest) (Head, error) {
 }
 
 func (s *Store) commit(req CommitRequest) (Head, error) {
-	if !s.index.has(req.Tree) {
+	if !s.hit(req.Tree, roleDir) {
 		return Head{}, fmt.Errorf("tree %s: %w", req.Tree, ErrNotFound)
 	}
 	var before Head

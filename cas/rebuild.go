@@ -40,13 +40,22 @@ func (s *Store) scanSealed(seq uint64) (*indexRun, error) {
 }
 
 func (s *Store) collectEntries(f *os.File, seq uint64, end int64) ([]indexEntry, error) {
+	dead, err := s.meta.deadOffsets(seq)
+	if err != nil {
+		return nil, err
+	}
 	var entries []indexEntry
-	err := newPackScanner(f, packHeaderSize, end).scanAll(
+	err = newPackScanner(f, packHeaderSize, end).scanAll(
 		func(rec scanned) error {
-			entries = append(entries, indexEntry{rec.header.digest, rec.loc(seq)})
+			if !dead[rec.off] {
+				entries = append(entries, indexEntry{rec.header.digest, rec.loc(seq)})
+			}
 			return nil
 		},
 		func(d *damage) {
+			if dead[d.off] {
+				return
+			}
 			s.warnDamage(seq, d)
 			if e, ok := d.indexable(seq); ok {
 				entries = append(entries, e)
@@ -81,6 +90,8 @@ func (s *Store) Rebuild(ctx context.Context) error {
 		return err
 	}
 	defer release()
+	s.maint.Lock()
+	defer s.maint.Unlock()
 	return s.writer.withSealed(func() error {
 		if err := s.rebuildAll(ctx); err != nil {
 			return fmt.Errorf("rebuild index: %w", err)

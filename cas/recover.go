@@ -20,16 +20,22 @@ func (s *Store) recoverPacks(ctx context.Context, seqs []uint64) error {
 	if err := s.loadRuns(); err != nil {
 		return err
 	}
+	top, err := s.meta.epoch("top")
+	if err != nil {
+		return err
+	}
+	s.writer.seq = top // numbers are never used again
 	for i, seq := range seqs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		last := i == len(seqs)-1
-		var err error
+		dead, err := s.meta.deadOffsets(seq)
 		switch {
+		case err != nil:
 		case s.index.covers(seq):
-			s.writer.seq = seq
-		case last:
+			s.writer.seq = max(s.writer.seq, seq)
+		case last && seq >= top && len(dead) == 0:
 			err = s.recoverOpenPack(seq)
 		default:
 			err = s.rebuildSealed(seq)
@@ -87,7 +93,7 @@ func (s *Store) recoverOpenPack(seq uint64) error {
 		return errors.Join(err, f.Close())
 	}
 	if size <= packHeaderSize && durable == 0 {
-		s.writer.seq = seq - 1 // nothing in it: it is made anew when needed
+		s.writer.seq = max(s.writer.seq, seq-1) // nothing in it: it is made anew when needed
 		return errors.Join(f.Close(), os.Remove(f.Name()))
 	}
 	if size < durable {

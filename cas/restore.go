@@ -57,6 +57,8 @@ func (s *Store) restore(ctx context.Context, tree Digest, dest string, o Restore
 		return RestoreResult{}, err
 	}
 	defer release()
+	defer s.session()()
+	s.hit(tree, roleDir)
 	root, err := s.Lookup(ctx, tree, o.Path)
 	if err != nil {
 		return RestoreResult{}, err

@@ -67,6 +67,7 @@ func (s *Store) Snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 		return SnapshotResult{}, err
 	}
 	defer release()
+	defer s.session()()
 	start := time.Now()
 	res, err := s.snapshot(ctx, dir, o)
 	if err != nil {
@@ -98,6 +99,7 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 	if err != nil {
 		return SnapshotResult{}, err
 	}
+	s.hit(tree.digest, roleDir) // so that it is there to be committed
 	if o.CacheKey != "" && tree != old {
 		s.caches.keep(o.CacheKey, tree, true)
 	}

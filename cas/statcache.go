@@ -3,6 +3,7 @@ package cas
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -75,7 +76,7 @@ func (c *statCaches) load(key string) *dirNode {
 		c.keep(key, root, false)
 		t = &cachedTree{root: root}
 	}
-	if !c.store.index.has(t.root.digest) {
+	if !c.store.hit(t.root.digest, roleDir) {
 		return nil
 	}
 	return t.root
@@ -139,6 +140,44 @@ func (c *statCaches) drop(key string) error {
 		return err
 	}
 	return nil
+}
+
+// dropLost drops the trees whose root the store no longer has, and returns
+// how many.
+func (c *statCaches) dropLost() (n int) {
+	c.mu.Lock()
+	for key, t := range c.byKey {
+		if !c.store.index.has(t.root.digest) {
+			c.nodes -= t.root.totals.nodes
+			delete(c.byKey, key)
+		}
+	}
+	c.mu.Unlock()
+	files, _ := filepath.Glob(filepath.Join(c.store.statCacheDir(), "*"))
+	for _, path := range files {
+		if root, err := statCacheRoot(path); err == nil && !c.store.index.has(root) && os.Remove(path) == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// statCacheRoot reads which tree the file is about.
+func statCacheRoot(path string) (Digest, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Digest{}, err
+	}
+	defer f.Close()
+	b := make([]byte, 8192)
+	n, _ := io.ReadFull(f, b)
+	d := &decoder{b: b[:n]}
+	d.magic('S', statCacheVersion, "stat cache")
+	d.take(16, "uuid")
+	d.str(1<<20, "key")
+	d.statID()
+	d.u8("racy")
+	return d.digest("digest"), d.err
 }
 
 func (c *statCaches) path(key string) string {

@@ -64,12 +64,14 @@ type Store struct {
 	lock   *os.File
 	format storeFormat
 
-	index  *objectIndex
-	writer *packWriter
-	reader *packReader
-	meta   *metaDB
-	caches *statCaches
-	riding atomic.Int64 // commits in meta.db's pending bucket, about
+	index   *objectIndex
+	touches *touches
+	maint   sync.RWMutex // held for writing by what removes packs or index runs
+	writer  *packWriter
+	reader  *packReader
+	meta    *metaDB
+	caches  *statCaches
+	riding  atomic.Int64 // commits in meta.db's pending bucket, about
 
 	mu     sync.Mutex
 	idle   sync.Cond // signalled when users drops to 0
@@ -86,7 +88,7 @@ func (s *Store) statCacheDir() string { return filepath.Join(s.dir, "statcache")
 // before that is logged, left for Verify to name, and does not keep the store
 // from opening.
 func Open(ctx context.Context, dir string, cfg Config) (_ *Store, err error) {
-	s := &Store{dir: dir, cfg: cfg.withDefaults(), index: newObjectIndex()}
+	s := &Store{dir: dir, cfg: cfg.withDefaults(), index: newObjectIndex(), touches: newTouches()}
 	s.log = s.cfg.Logger
 	s.idle.L = &s.mu
 	defer func() {
@@ -109,6 +111,7 @@ func Open(ctx context.Context, dir string, cfg Config) (_ *Store, err error) {
 		return nil, err
 	}
 	s.caches = newStatCaches(s)
+	s.keepReserve()
 	return s, nil
 }
 
@@ -123,8 +126,14 @@ func (s *Store) openPacks(ctx context.Context) error {
 	if s.meta, err = openMeta(filepath.Join(s.dir, "meta.db"), !lost || s.cfg.RecoverMeta); err != nil {
 		return err
 	}
+	if err := s.endSweep(); err != nil {
+		return err
+	}
+	if seqs, err = listPacks(s.packDir()); err != nil {
+		return err
+	}
 	s.writer = newPackWriter(s.packDir(), s.format.uuid, s.cfg.MaxPackBytes, s.index)
-	s.writer.sealed = s.sealed
+	s.writer.sealed, s.writer.hit = s.sealed, s.hit
 	s.reader = newPackReader(s.packDir(), s.writer)
 	if err := s.recoverPacks(ctx, seqs); err != nil {
 		return err
@@ -278,6 +287,9 @@ func (s *Store) Stats(ctx context.Context) (Stats, error) {
 	}
 	for _, seq := range seqs {
 		info, err := os.Stat(filepath.Join(s.packDir(), packName(seq)))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // collected just now
+		}
 		if err != nil {
 			return st, err
 		}

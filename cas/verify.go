@@ -37,6 +37,7 @@ type VerifyReport struct {
 	Bytes          int64 // of content, uncompressed
 	Damaged        []Damage
 	Missing        []Missing
+	Collected      int64 // records that a collection removed from the index; their packs are mostly needed
 	Unindexed      int64 // good records that no index knows; Rebuild cures it
 	Heads, Commits int64
 	Reached        int64 // different objects that heads need
@@ -56,7 +57,12 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, erro
 		return VerifyReport{}, err
 	}
 	defer release()
-	v := &verifier{ctx: ctx, store: s, seen: make(map[Digest]bool), bad: make(map[Digest]string)}
+	s.maint.RLock()
+	defer s.maint.RUnlock()
+	v := &verifier{ctx: ctx, store: s, seen: make(map[Digest]role), bad: make(map[Digest]string)}
+	if v.shallow, err = s.meta.shallow(); err != nil {
+		return VerifyReport{}, err
+	}
 	if err := v.records(); err != nil {
 		return v.report, fmt.Errorf("verify records: %w", err)
 	}
@@ -72,8 +78,11 @@ type verifier struct {
 	ctx    context.Context //nolint:containedctx // lives as long as the call
 	store  *Store
 	report VerifyReport
-	seen   map[Digest]bool   // objects that were followed
+	seen   map[Digest]role   // objects that were followed, and as what
 	bad    map[Digest]string // objects with a damaged record, and its damage
+
+	shallow map[Digest]bool
+	dead    map[int64]bool // in the pack at hand
 
 	head   string
 	commit Digest
@@ -82,12 +91,20 @@ type verifier struct {
 func (v *verifier) records() error {
 	return v.store.scanPacks(v.ctx, func(seq uint64, sc *packScanner) error {
 		v.report.Packs++
+		var err error
+		if v.dead, err = v.store.meta.deadOffsets(seq); err != nil {
+			return err
+		}
 		if err := v.packHeader(seq, sc); err != nil {
 			return err
 		}
 		return sc.scanAll(
 			func(rec scanned) error { v.record(seq, rec); return v.ctx.Err() },
-			func(d *damage) { v.damaged(d.header.digest, seq, d.off, d.reason) })
+			func(d *damage) {
+				if !v.dead[d.off] {
+					v.damaged(d.header.digest, seq, d.off, d.reason)
+				}
+			})
 	})
 }
 
@@ -103,6 +120,10 @@ func (v *verifier) packHeader(seq uint64, sc *packScanner) error {
 }
 
 func (v *verifier) record(seq uint64, rec scanned) {
+	if v.dead[rec.off] {
+		v.report.Collected++
+		return
+	}
 	v.report.Records++
 	v.report.Bytes += int64(rec.header.size)
 	if _, err := rec.header.open(rec.payload); err != nil {
@@ -142,7 +163,7 @@ func (v *verifier) heads() error {
 }
 
 func (v *verifier) history(d Digest) error {
-	for !d.IsZero() && v.first(d) {
+	for !d.IsZero() && v.first(d, roleCommit) {
 		if err := v.ctx.Err(); err != nil {
 			return err
 		}
@@ -156,18 +177,24 @@ func (v *verifier) history(d Digest) error {
 		if err := v.tree(c.Tree, ""); err != nil {
 			return err
 		}
+		if v.shallow[d] {
+			return nil
+		}
 		d = c.Parent
 	}
 	return nil
 }
 
-// first reports whether d was not met before.
-func (v *verifier) first(d Digest) bool {
-	if v.seen[d] {
+// first reports whether d was not met before as what it is needed now.
+func (v *verifier) first(d Digest, r role) bool {
+	was := v.seen[d]
+	if was&r != 0 {
 		return false
 	}
-	v.seen[d] = true
-	v.report.Reached++
+	v.seen[d] = was | r
+	if was == 0 {
+		v.report.Reached++
+	}
 	return true
 }
 
@@ -180,7 +207,7 @@ func (v *verifier) missing(d Digest, path string, err error) {
 }
 
 func (v *verifier) tree(d Digest, path string) error {
-	if !v.first(d) {
+	if !v.first(d, roleDir) {
 		return v.ctx.Err()
 	}
 	dir, err := v.store.readDir(d)
@@ -206,7 +233,7 @@ func (v *verifier) tree(d Digest, path string) error {
 }
 
 func (v *verifier) chunks(x *Entry, at string) {
-	if !v.first(x.Chunks) {
+	if !v.first(x.Chunks, roleList) {
 		return
 	}
 	list, err := v.store.readChunkList(x.Chunks)
@@ -222,7 +249,7 @@ func (v *verifier) chunks(x *Entry, at string) {
 // blob makes sure that the object is indexed; its content was checked with
 // its record, and is read again only where that was damaged.
 func (v *verifier) blob(d Digest, at string) {
-	if !v.first(d) {
+	if !v.first(d, roleBlob) {
 		return
 	}
 	if v.bad[d] == "" && v.store.index.has(d) {

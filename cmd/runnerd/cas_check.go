@@ -108,6 +108,48 @@ func casRebuild(f *casFlags) *cobra.Command {
 	}
 }
 
+// gcReport is what `cas gc --json` prints.
+type gcReport struct {
+	Kept              int64   `json:"kept"`
+	Removed           int64   `json:"removed"`
+	PacksRemoved      int     `json:"packsRemoved"`
+	BytesFreed        int64   `json:"bytesFreed"`
+	BytesMoved        int64   `json:"bytesMoved"`
+	StatCachesDropped int     `json:"statCachesDropped"`
+	Seconds           float64 `json:"seconds"`
+}
+
+func casGC(f *casFlags) *cobra.Command {
+	var keep int
+	var grace bool
+	c := &cobra.Command{
+		Use: "gc", Short: "Remove what no head needs",
+		Long: "Remove what no head, pin or lease needs, and give the space back at once. With --grace what was written since the\n" +
+			"last collection stays, and what is removed lies in DIR/trash until the next.",
+		Example: "  runnerd cas gc --keep 10 --store S", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if keep < 0 {
+				return fmt.Errorf("--keep %d: give the number of commits of each head to keep, or 0 for all", keep)
+			}
+			return f.withStore(cmd.Context(), false, func(s *cas.Store) error {
+				rep, err := s.GC(cmd.Context(), cas.GCOptions{NoGrace: !grace, Keep: func(string) int { return keep }})
+				if err != nil {
+					return err
+				}
+				r := gcReport{rep.Kept, rep.Removed, rep.PacksRemoved, rep.BytesFreed, rep.BytesMoved, rep.StatCachesDropped, rep.Duration.Seconds()}
+				return f.print(cmd.OutOrStdout(), r, func(w io.Writer) error {
+					_, err := fmt.Fprintf(w, "%d objects removed, %d kept; %d packs removed, %d bytes freed, %d bytes moved; %.3f s\n",
+						r.Removed, r.Kept, r.PacksRemoved, r.BytesFreed, r.BytesMoved, r.Seconds)
+					return err
+				})
+			})
+		},
+	}
+	c.Flags().IntVar(&keep, "keep", 0, "how many of each head's latest commits to keep; 0: all")
+	c.Flags().BoolVar(&grace, "grace", false, "keep what was written since the last collection, and fill the trash instead of freeing")
+	return c
+}
+
 // statsReport is what `cas stats --json` prints.
 type statsReport struct {
 	UUID      string `json:"uuid"`

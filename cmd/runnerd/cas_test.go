@@ -149,6 +149,23 @@ func TestCasVerifyNamesDamage(t *testing.T) {
 	}
 }
 
+func TestCasGC(t *testing.T) {
+	store, work := filepath.Join(t.TempDir(), "store"), t.TempDir()
+	for _, content := range []string{"one", "two", "three"} {
+		put(t, filepath.Join(work, "f"), content)
+		casJSON[snapshotReport](t, "snapshot", work, "--store", store)
+	}
+	if r := casJSON[gcReport](t, "gc", "--store", store); r.Removed != 0 || r.Kept != 9 {
+		t.Errorf("with all history kept: %+v", r)
+	}
+	if r := casJSON[gcReport](t, "gc", "--keep", "1", "--store", store); r.Removed != 6 || r.Kept != 3 || r.BytesFreed == 0 {
+		t.Errorf("with one commit kept: %+v", r)
+	}
+	if r := casJSON[verifyReport](t, "verify", "--store", store); !r.OK || r.Commits != 1 || r.Records != 3 {
+		t.Errorf("afterwards: %+v", r)
+	}
+}
+
 func TestCasRefuses(t *testing.T) {
 	store, work := filepath.Join(t.TempDir(), "store"), t.TempDir()
 	put(t, filepath.Join(work, "f"), "x")

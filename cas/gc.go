@@ -1,0 +1,251 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+// GCOptions says what a collection keeps.
+type GCOptions struct {
+	// Keep is how many of a head's latest commits stay; nil, or an answer of
+	// 0 or less, keeps all of them.
+	Keep func(head string) int
+	// NoGrace also collects what was written since the last collection and
+	// empties the trash at once. Objects put without a snapshot, a lease or a
+	// pin may go, so it is for a store that only snapshots write to.
+	NoGrace bool
+	// RewriteBelow is the part of a pack, in percent of its bytes, that must
+	// be needed for the pack to stay as it is; default 50. What is needed of
+	// others is moved to the open pack.
+	RewriteBelow int
+}
+
+// GCReport says what a collection did.
+type GCReport struct {
+	Kept, Removed            int64 // objects
+	PacksRemoved, PacksMoved int   // removed, and of these those of which something was needed
+	BytesFreed, BytesMoved   int64 // of packs; freed ones lie in the trash until the next collection unless Emptied
+	Emptied                  bool  // whether the trash is empty
+	Commits                  int64 // that heads still have
+	StatCachesDropped        int
+	LowSpace                 bool // the disk was nearly full, so that the reserve was used
+	Duration                 time.Duration
+}
+
+// GC removes what no head, pin, lease or work in progress needs. Writers and
+// readers go on meanwhile. When a commit or directory that is needed cannot be
+// read, nothing is removed: what it names is unknown.
+func (s *Store) GC(ctx context.Context, o GCOptions) (GCReport, error) {
+	release, err := s.enter(ctx)
+	if err != nil {
+		return GCReport{}, err
+	}
+	defer release()
+	s.maint.Lock()
+	defer s.maint.Unlock()
+	if o.RewriteBelow <= 0 {
+		o.RewriteBelow = 50
+	}
+	start := time.Now()
+	g := &collection{store: s, opt: o, stop: ctx.Err}
+	defer g.finish()
+	if err := g.run(); err != nil {
+		return g.report, fmt.Errorf("collect garbage: %w", err)
+	}
+	g.report.Duration = time.Since(start)
+	return g.report, nil
+}
+
+// collection is one run of GC.
+type collection struct {
+	store   *Store
+	opt     GCOptions
+	stop    func() error
+	report  GCReport
+	marker  *marker
+	mark    uint64 // the highest pack that was there at the start
+	old     []bool // for each run: whether its pack is in question
+	shallow map[Digest]bool
+	aged    bool // leases were counted down
+}
+
+func (g *collection) run() error {
+	g.report.LowSpace = g.store.useReserve()
+	if err := g.store.emptyTrash(); err != nil { // of earlier collections
+		return err
+	}
+	kept, before, err := g.begin()
+	if err != nil {
+		return err
+	}
+	defer g.store.touches.unwatch()
+	if err := g.markRoots(kept, before); err != nil {
+		return err
+	}
+	if err := g.bury(); err != nil {
+		return err
+	}
+	if err := g.sweep(); err != nil {
+		return err
+	}
+	g.report.StatCachesDropped = g.store.caches.dropLost()
+	g.report.Emptied = g.opt.NoGrace || g.report.LowSpace
+	if !g.report.Emptied {
+		return nil
+	}
+	return g.store.emptyTrash()
+}
+
+func (g *collection) finish() { g.store.keepReserve() }
+
+// begin seals the open pack, so that what is written from now on lies in
+// packs of its own, and begins a generation of touches.
+func (g *collection) begin() (kept []freshTouch, before uint64, err error) {
+	s := g.store
+	if err := s.sealOpenPack(); err != nil {
+		return nil, 0, err
+	}
+	kept, first, full := s.touches.watch()
+	runs := s.index.sealedRuns()
+	g.mark = 0
+	for _, r := range runs {
+		g.mark = max(g.mark, r.last)
+	}
+	if before, err = s.meta.epoch("mark"); err != nil {
+		return nil, 0, err
+	}
+	if g.opt.NoGrace {
+		before = g.mark
+	}
+	if first > 0 {
+		before = min(before, first-1)
+	}
+	if full {
+		before = 0
+	}
+	g.marker = newMarker(s, runs, g.stop)
+	g.old = make([]bool, len(runs))
+	for i, r := range runs {
+		g.old[i] = r.last <= before
+	}
+	return kept, before, nil
+}
+
+// markRoots marks what heads, pins, leases, touches and young packs need.
+func (g *collection) markRoots(kept []freshTouch, before uint64) error {
+	heads, err := g.store.heads()
+	if err != nil {
+		return err
+	}
+	was, err := g.store.meta.shallow()
+	if err != nil {
+		return err
+	}
+	g.shallow = make(map[Digest]bool)
+	for _, h := range heads {
+		keep := 0
+		if g.opt.Keep != nil {
+			keep = max(0, g.opt.Keep(h.Name))
+		}
+		cut, err := g.marker.history(h.Commit, keep, was)
+		if err != nil {
+			return fmt.Errorf("head %q: %w", h.Name, err)
+		}
+		if !cut.IsZero() {
+			g.shallow[cut] = true
+		}
+	}
+	pinned, err := g.store.meta.pinned()
+	if err != nil {
+		return err
+	}
+	for _, p := range pinned {
+		if err := g.marker.need(p.tree, roleDir); err != nil {
+			return fmt.Errorf("%s %q: %w", p.bucket, p.name, err)
+		}
+	}
+	for i, old := range g.old {
+		if old {
+			continue
+		}
+		if err := g.marker.young(i); err != nil {
+			return err
+		}
+	}
+	return g.marker.touched(kept)
+}
+
+// bury takes what is not marked out of the index. No writer can touch an
+// object between the last look at the touches and that.
+func (g *collection) bury() error {
+	for {
+		if err := g.marker.touched(g.store.touches.drain()); err != nil {
+			return err
+		}
+		if err := g.stop(); err != nil || g.tryBury() {
+			return err
+		}
+	}
+}
+
+func (g *collection) tryBury() bool {
+	t := g.store.touches
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.fresh) > 0 {
+		return false
+	}
+	dead := make(map[*indexRun][]uint64)
+	for i, run := range g.marker.runs {
+		if !g.old[i] {
+			continue
+		}
+		bits, any := make([]uint64, (run.count+63)/64), false
+		for j, m := range g.marker.marks[i] {
+			if m == 0 {
+				bits[j/64] |= 1 << (j % 64)
+				any = true
+			}
+		}
+		if any {
+			dead[run] = bits
+		}
+	}
+	g.store.index.bury(dead)
+	return true
+}
+
+// sealOpenPack ends the open pack and records that it is durable.
+func (s *Store) sealOpenPack() error {
+	if err := s.writer.withSealed(func() error { return nil }); err != nil {
+		return err
+	}
+	pos := position{seq: s.writer.current() + 1}
+	return s.meta.update(func(tx *bbolt.Tx) error { return s.settleSealed(tx, pos) })
+}
+
+// settleSealed takes the commits out of the pending bucket that lie in sealed
+// packs.
+func (s *Store) settleSealed(tx *bbolt.Tx, before position) error {
+	pending := tx.Bucket(bucketPending)
+	var settled [][]byte
+	left := int64(0)
+	err := pending.ForEach(func(k, _ []byte) error {
+		d, err := DigestFromBytes(k)
+		if l, ok := s.index.find(d); err == nil && ok && l.pack < before.seq {
+			settled = append(settled, k)
+		} else {
+			left++
+		}
+		return nil
+	})
+	for _, k := range settled {
+		err = errors.Join(err, pending.Delete(k))
+	}
+	s.riding.Store(left)
+	return err
+}
