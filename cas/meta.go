@@ -27,9 +27,10 @@ var (
 	bucketDead    = []byte("dead")    // pack, BE64 -> offsets of records that were collected, LE64 each
 	bucketTrash   = []byte("trash")   // pack, BE64 -> it is on its way to the trash
 	bucketShallow = []byte("shallow") // commit whose parent was collected
+	bucketDamaged = []byte("damaged") // digest -> pack and offset of its bad record, LE64 each
 
 	allBuckets = [][]byte{bucketHeads, bucketFences, bucketDurable, bucketPending, bucketMeta,
-		bucketLeases, bucketPins, bucketEpochs, bucketDead, bucketTrash, bucketShallow}
+		bucketLeases, bucketPins, bucketEpochs, bucketDead, bucketTrash, bucketShallow, bucketDamaged}
 )
 
 const metaVersion = 1

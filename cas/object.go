@@ -2,6 +2,7 @@ package cas
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -36,8 +37,14 @@ func (s *Store) get(d Digest) ([]byte, error) {
 			return nil, fmt.Errorf("object %s: %w", d, ErrNotFound)
 		}
 		content, err := s.reader.read(d, l)
-		if err == nil || l == last {
-			return content, err
+		if err == nil {
+			return content, nil
+		}
+		if l == last {
+			if errors.Is(err, ErrCorrupt) {
+				s.noteDamage(d, l)
+			}
+			return nil, err
 		}
 		last = l
 	}

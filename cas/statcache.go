@@ -162,6 +162,17 @@ func (c *statCaches) dropLost() (n int) {
 	return n
 }
 
+// dropAll forgets every tree, in memory and on disk.
+func (c *statCaches) dropAll() {
+	c.mu.Lock()
+	c.byKey, c.nodes = make(map[string]*cachedTree), 0
+	c.mu.Unlock()
+	files, _ := filepath.Glob(filepath.Join(c.store.statCacheDir(), "*"))
+	for _, path := range files {
+		_ = os.Remove(path) // should one stay, its key's files are read again later
+	}
+}
+
 // statCacheRoot reads which tree the file is about.
 func statCacheRoot(path string) (Digest, error) {
 	f, err := os.Open(path)

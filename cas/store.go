@@ -66,6 +66,7 @@ type Store struct {
 
 	index   *objectIndex
 	touches *touches
+	damaged damagedObjects
 	maint   sync.RWMutex // held for writing by what removes packs or index runs
 	writer  *packWriter
 	reader  *packReader
@@ -89,6 +90,7 @@ func (s *Store) statCacheDir() string { return filepath.Join(s.dir, "statcache")
 // from opening.
 func Open(ctx context.Context, dir string, cfg Config) (_ *Store, err error) {
 	s := &Store{dir: dir, cfg: cfg.withDefaults(), index: newObjectIndex(), touches: newTouches()}
+	s.damaged.all = make(map[Digest]loc)
 	s.log = s.cfg.Logger
 	s.idle.L = &s.mu
 	defer func() {
@@ -136,6 +138,9 @@ func (s *Store) openPacks(ctx context.Context) error {
 	s.writer.sealed, s.writer.hit = s.sealed, s.hit
 	s.reader = newPackReader(s.packDir(), s.writer)
 	if err := s.recoverPacks(ctx, seqs); err != nil {
+		return err
+	}
+	if err := s.loadDamage(); err != nil {
 		return err
 	}
 	if lost {

@@ -141,7 +141,7 @@ func (t *touches) unwatch() {
 // hit reports whether the store has d, and if so keeps the next collections
 // from removing it. No collection can come between the answer and the touch.
 func (s *Store) hit(d Digest, r role) bool {
-	if !s.index.has(d) {
+	if !s.index.has(d) || s.isDamaged(d) {
 		return false
 	}
 	s.touches.mu.Lock()

@@ -143,6 +143,9 @@ func (v *verifier) damaged(d Digest, seq uint64, off int64, reason string) {
 	}
 	if !d.IsZero() {
 		v.bad[d] = reason
+		if l, ok := v.store.index.find(d); ok && l.pack == seq && l.off == off {
+			v.store.noteDamage(d, l)
+		}
 	}
 	v.report.Damaged = append(v.report.Damaged, Damage{d, seq, off, reason})
 }

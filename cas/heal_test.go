@@ -1,0 +1,145 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestHealing: content that is put again takes the place of its damaged
+// record, also when the damage was found by an earlier process and the file
+// has not changed; and a collection takes the bad record away.
+func TestHealing(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	writeFile(t, filepath.Join(work, "f"), "content that is damaged")
+	s := openStore(t, dir, Config{})
+	waitUntilSettled(t, s, work)
+	h := commit(t, s, "ws", snapshot(t, s, work, "k").Tree, "x")
+	l, _ := s.index.find(DigestOf([]byte("content that is damaged")))
+	flipBit(t, onlyPack(t, dir, l.pack), l.off+recordHeaderSize+3)
+	if rep := verify(t, s); len(rep.Damaged) != 1 || len(rep.Missing) != 1 {
+		t.Fatalf("verify: %+v", rep)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, dir, Config{})
+	if res := snapshot(t, s, work, "k"); res.Tree != h.Tree || res.NewFiles != 1 || res.NewBytes == 0 {
+		t.Errorf("snapshot after the damage: %+v", res)
+	}
+	if got := readCommitted(t, s, h.Tree, "f"); string(got) != "content that is damaged" {
+		t.Errorf("content %q", got)
+	}
+	if rep := verify(t, s); len(rep.Damaged) != 1 || len(rep.Missing) != 0 {
+		t.Errorf("verify after healing: %+v", rep)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, dir, Config{})
+	collect(t, s, GCOptions{NoGrace: true})
+	if rep := verify(t, s); !rep.OK() {
+		t.Errorf("verify after collection: %+v", rep)
+	}
+	if got := readCommitted(t, s, h.Tree, "f"); string(got) != "content that is damaged" {
+		t.Errorf("content %q", got)
+	}
+}
+
+// TestScrub finds and names damage in sealed packs, and can be stopped.
+func TestScrub(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, Config{MaxPackBytes: 8 << 10})
+	var digests []Digest
+	for i := range 30 {
+		d, err := s.PutBytes(t.Context(), randomBytes(uint64(i), 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests = append(digests, d)
+	}
+	l, _ := s.index.find(digests[3])
+	flipBit(t, onlyPack(t, dir, l.pack), l.off+recordHeaderSize+500)
+	var found []Damage
+	sum, err := s.Scrub(t.Context(), ScrubOptions{Progress: func(p ScrubProgress) {
+		if p.Last != nil {
+			found = append(found, *p.Last)
+		}
+	}})
+	if err != nil || sum.Packs < 2 || sum.Bytes < 20_000 || sum.Damaged != 1 {
+		t.Errorf("scrub %+v, %v", sum, err)
+	}
+	if len(found) != 1 || found[0].Digest != digests[3] || found[0].Pack != l.pack || found[0].Offset != l.off {
+		t.Errorf("found %+v", found)
+	}
+	if _, err := s.PutBytes(t.Context(), randomBytes(3, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.GetBytes(t.Context(), digests[3]); err != nil {
+		t.Errorf("after healing: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err = s.Scrub(ctx, ScrubOptions{BytesPerSecond: 1 << 20, Progress: func(ScrubProgress) { cancel() }})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("stopped scrub: %v", err)
+	}
+}
+
+func TestQuota(t *testing.T) {
+	s := openStore(t, t.TempDir(), Config{})
+	work := t.TempDir()
+	writeFile(t, filepath.Join(work, "f"), "0123456789")
+	res := snapshot(t, s, work, "")
+	for _, head := range []string{"agent1/a", "agent1/b", "agent2/a"} {
+		if _, err := s.Commit(t.Context(), CommitRequest{Head: head, Tree: res.Tree, Stats: res.TreeStats}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tests := []struct {
+		name, head, what string
+		q                Quota
+	}{
+		{"fits", "agent1/c", "", Quota{"agent1/", 30, 3}},
+		{"its own head counts once", "agent1/a", "", Quota{"agent1/", 20, 2}},
+		{"bytes", "agent1/c", "bytes", Quota{"agent1/", 29, 0}},
+		{"entries", "agent1/c", "entries", Quota{"agent1/", 0, 2}},
+		{"all heads", "agent3/a", "bytes", Quota{"", 39, 0}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := s.Allow(t.Context(), tt.q, tt.head, res.TreeStats)
+			var over *QuotaError
+			if errors.As(err, &over) != (tt.what != "") || errors.Is(err, ErrQuota) != (tt.what != "") || over != nil && over.What != tt.what {
+				t.Errorf("error %v, want %q", err, tt.what)
+			}
+		})
+	}
+}
+
+// TestBoundOnOpenPacks: reading many packs keeps few files open.
+func TestBoundOnOpenPacks(t *testing.T) {
+	s := openStore(t, t.TempDir(), Config{MaxPackBytes: 1})
+	var digests []Digest
+	for i := range maxPackFiles + 40 {
+		d, err := s.PutBytes(t.Context(), randomBytes(uint64(i), 50))
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests = append(digests, d)
+	}
+	for range 2 {
+		for i, d := range digests {
+			if _, err := s.GetBytes(t.Context(), d); err != nil {
+				t.Fatalf("object %d: %v", i, err)
+			}
+		}
+	}
+	if n := len(s.reader.files); n > maxPackFiles {
+		t.Errorf("%d packs are open", n)
+	}
+	if _, err := os.Stat(filepath.Join(s.packDir(), packName(1))); err != nil {
+		t.Error(err)
+	}
+}
