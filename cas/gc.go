@@ -109,8 +109,10 @@ func (g *collection) begin() (kept []freshTouch, before uint64, err error) {
 	if err := s.sealOpenPack(); err != nil {
 		return nil, 0, err
 	}
-	kept, first, full := s.touches.watch()
+	// The packs in question are chosen first: what a session that watch does
+	// not know yet is going to write lies in none of them.
 	runs := s.index.sealedRuns()
+	kept, first, full := s.touches.watch()
 	g.mark = 0
 	for _, r := range runs {
 		g.mark = max(g.mark, r.last)
