@@ -1,7 +1,6 @@
 package cas
 
 import (
-	"crypto/sha256"
 	"errors"
 	"io"
 	"sync"
@@ -95,19 +94,14 @@ func (w *walker) readWhole(n *node, r io.Reader, buf []byte) (int64, error) {
 }
 
 func (w *walker) readChunks(n *node, r io.Reader, buf []byte) (int64, error) {
-	whole := sha256.New()
-	list := &chunkList{}
-	err := storeCDC.each(r, buf, func(chunk []byte) error {
-		whole.Write(chunk)
-		d := DigestOf(chunk)
-		list.add(d, len(chunk))
+	pipe := newChunkPipe(w.store.cfg.Workers, func(d Digest, chunk []byte) error {
 		return asStoreError(w.put(KindBlob, d, chunk))
 	})
+	list, err := pipe.cutInto(r, buf)
 	if err != nil {
 		return 0, err
 	}
-	whole.Sum(n.digest.sum[:0])
-	list.whole = n.digest
+	n.digest = list.whole
 	content := list.marshal()
 	n.file = &fileExtra{chunks: DigestOf(content)}
 	return list.size, asStoreError(w.put(KindChunkList, n.file.chunks, content))

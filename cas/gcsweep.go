@@ -190,6 +190,9 @@ func (s *Store) thinRuns(runs []*indexRun) (map[*indexRun]*indexRun, error) {
 				live = append(live, run.entry(j))
 			}
 		}
+		if err := s.cfg.faults.at("thin index run"); err != nil {
+			return nil, err
+		}
 		now, err := writeIndexRun(s.indexDir(), run.first, run.last, live)
 		if err != nil {
 			return nil, err

@@ -38,7 +38,8 @@ const metaVersion = 1
 // metaDB holds what cannot be derived from packs. Its updates are durable
 // when they return, and those that come at the same time share one commit.
 type metaDB struct {
-	db *bbolt.DB
+	db     *bbolt.DB
+	faults faults
 
 	mu      sync.Mutex
 	waiting []*metaUpdate
@@ -127,6 +128,20 @@ func (m *metaDB) update(apply func(*bbolt.Tx) error) error {
 }
 
 func (m *metaDB) run(batch []*metaUpdate) {
+	err := m.commit(batch)
+	for _, u := range batch {
+		if u.err == nil && err != nil && !errors.Is(err, errNothingToCommit) {
+			u.err = fmt.Errorf("meta.db: %w", err)
+		}
+		close(u.done)
+	}
+}
+
+// commit applies a batch in one transaction.
+func (m *metaDB) commit(batch []*metaUpdate) error {
+	if err := m.faults.at("commit meta.db"); err != nil {
+		return err
+	}
 	err := m.db.Update(func(tx *bbolt.Tx) error {
 		failed := 0
 		for _, u := range batch {
@@ -139,12 +154,10 @@ func (m *metaDB) run(batch []*metaUpdate) {
 		}
 		return nil
 	})
-	for _, u := range batch {
-		if u.err == nil && err != nil && !errors.Is(err, errNothingToCommit) {
-			u.err = fmt.Errorf("meta.db: %w", err)
-		}
-		close(u.done)
+	if err != nil {
+		return err
 	}
+	return m.faults.at("meta.db committed")
 }
 
 var errNothingToCommit = errors.New("every update of the batch was refused")

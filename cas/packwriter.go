@@ -32,6 +32,7 @@ type packWriter struct {
 	index   *objectIndex
 	sealed  func(f *os.File, seq uint64) error // takes over the file of a pack that is full
 	hit     func(Digest, role) bool            // whether the object is there, and is to stay
+	faults  faults
 
 	mu      sync.Mutex
 	synced  sync.Cond // signalled when a sync ends
@@ -135,13 +136,27 @@ func (w *packWriter) ready() error {
 	if w.f != nil {
 		return nil
 	}
-	f, err := createPack(w.dir, w.seq+1, w.uuid)
+	f, err := w.create()
 	if err != nil {
 		return fmt.Errorf("create pack: %w", err)
 	}
 	w.seq++
 	w.resume(f, w.seq, packHeaderSize, packHeaderSize)
 	return nil
+}
+
+func (w *packWriter) create() (*os.File, error) {
+	if err := w.faults.at("create pack"); err != nil {
+		return nil, err
+	}
+	f, err := createPack(w.dir, w.seq+1, w.uuid)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.faults.at("pack created"); err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
+	}
+	return f, nil
 }
 
 func (w *packWriter) write(h *recordHeader, payload []byte) error {
@@ -169,6 +184,9 @@ func (w *packWriter) writeThrough(h *recordHeader, payload []byte) error {
 	if _, err := w.f.WriteAt(payload, w.off+recordHeaderSize); err != nil {
 		return err
 	}
+	if err := w.faults.at("large payload written"); err != nil {
+		return err
+	}
 	if _, err := w.f.WriteAt(head, w.off); err != nil {
 		return err
 	}
@@ -181,6 +199,9 @@ func (w *packWriter) writeThrough(h *recordHeader, payload []byte) error {
 func (w *packWriter) flush() error {
 	if len(w.buf) == 0 {
 		return nil
+	}
+	if err := w.faults.at("write pack"); err != nil {
+		return err
 	}
 	if _, err := w.f.WriteAt(w.buf, w.flushed); err != nil {
 		return err
@@ -228,7 +249,10 @@ func (w *packWriter) syncLocked() error {
 	f, upTo := w.f, w.flushed
 	w.syncing = true
 	w.mu.Unlock()
-	err := unix.Fdatasync(int(f.Fd()))
+	err := w.faults.at("fsync pack")
+	if err == nil {
+		err = unix.Fdatasync(int(f.Fd()))
+	}
 	w.mu.Lock()
 	w.syncing = false
 	w.synced.Broadcast()
@@ -267,6 +291,9 @@ func (w *packWriter) sealLocked() error {
 		return err
 	}
 	w.zeroed = w.flushed
+	if err := w.faults.at("fsync full pack"); err != nil {
+		return w.fail(err)
+	}
 	if err := unix.Fsync(int(w.f.Fd())); err != nil {
 		return w.fail(err)
 	}

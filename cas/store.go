@@ -34,6 +34,8 @@ type Config struct {
 	// packs. Deleted heads come back, and fences above the last commit are
 	// lost.
 	RecoverMeta bool
+
+	faults faults
 }
 
 func (c Config) withDefaults() Config {
@@ -128,6 +130,7 @@ func (s *Store) openPacks(ctx context.Context) error {
 	if s.meta, err = openMeta(filepath.Join(s.dir, "meta.db"), !lost || s.cfg.RecoverMeta); err != nil {
 		return err
 	}
+	s.meta.faults = s.cfg.faults
 	if err := s.endSweep(); err != nil {
 		return err
 	}
@@ -135,7 +138,7 @@ func (s *Store) openPacks(ctx context.Context) error {
 		return err
 	}
 	s.writer = newPackWriter(s.packDir(), s.format.uuid, s.cfg.MaxPackBytes, s.index)
-	s.writer.sealed, s.writer.hit = s.sealed, s.hit
+	s.writer.sealed, s.writer.hit, s.writer.faults = s.sealed, s.hit, s.cfg.faults
 	s.reader = newPackReader(s.packDir(), s.writer)
 	if err := s.recoverPacks(ctx, seqs); err != nil {
 		return err
@@ -154,7 +157,13 @@ func (s *Store) openPacks(ctx context.Context) error {
 // sealed writes the index run of a pack that is full and keeps its file for
 // reading. It runs under the writer's lock.
 func (s *Store) sealed(f *os.File, seq uint64) error {
+	if err := s.cfg.faults.at("write index run"); err != nil {
+		return err
+	}
 	run, err := writeIndexRun(s.indexDir(), seq, seq, s.index.openEntries())
+	if err == nil {
+		err = s.cfg.faults.at("index run written")
+	}
 	if err != nil {
 		return err
 	}

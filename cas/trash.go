@@ -31,8 +31,14 @@ func (s *Store) trashPacks(seqs []uint64) error {
 		return err
 	}
 	for _, seq := range seqs {
+		if err := s.cfg.faults.at("move pack to trash"); err != nil {
+			return err
+		}
 		err := os.Rename(filepath.Join(s.packDir(), packName(seq)), filepath.Join(s.trashDir(), packName(seq)))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err := s.cfg.faults.at("remove index run"); err != nil {
 			return err
 		}
 		err = os.Remove(filepath.Join(s.indexDir(), indexName(seq, seq)))
@@ -59,7 +65,7 @@ func (s *Store) emptyTrash() error {
 		return nil
 	}
 	for _, seq := range seqs {
-		err = errors.Join(err, os.Remove(filepath.Join(s.trashDir(), packName(seq))))
+		err = errors.Join(err, s.cfg.faults.at("free pack"), os.Remove(filepath.Join(s.trashDir(), packName(seq))))
 	}
 	return err
 }
