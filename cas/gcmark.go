@@ -13,12 +13,13 @@ type marker struct {
 	store *Store
 	stop  func() error
 	runs  []*indexRun
-	marks [][]role // for each run, as what each entry is needed
+	marks [][]role        // for each run, as what each entry is needed
+	newer map[Digest]role // likewise, of metadata written since the runs were taken
 	stack []freshTouch
 }
 
 func newMarker(s *Store, runs []*indexRun, stop func() error) *marker {
-	m := &marker{store: s, stop: stop, runs: runs, marks: make([][]role, len(runs))}
+	m := &marker{store: s, stop: stop, runs: runs, marks: make([][]role, len(runs)), newer: make(map[Digest]role)}
 	for i, r := range runs {
 		m.marks[i] = make([]role, r.count)
 	}
@@ -27,7 +28,9 @@ func newMarker(s *Store, runs []*indexRun, stop func() error) *marker {
 
 // mark notes that d is needed as r, and reports whether that is news. Of
 // several records of one object the newest is kept. What is in none of the
-// runs was written since and is not in question.
+// runs was written since and is not in question, but what it names may be: its
+// writer's session may have ended, and its touches with it, just before the
+// touches were looked at.
 func (m *marker) mark(d Digest, r role) bool {
 	for i := len(m.runs) - 1; i >= 0; i-- {
 		if j, ok := m.runs[i].search(d); ok {
@@ -36,7 +39,11 @@ func (m *marker) mark(d Digest, r role) bool {
 			return news
 		}
 	}
-	return false
+	if r == roleBlob || m.newer[d]&r != 0 || !m.store.index.has(d) {
+		return false
+	}
+	m.newer[d] |= r
+	return true
 }
 
 // need marks d as r and everything that it names.

@@ -13,7 +13,9 @@ import (
 // head, in this order. It fails with ErrFenced when the head has seen a newer
 // epoch and with ErrConflict when it is not at Expect. A request whose Source
 // and Tree are those of the head's latest commit was done before: its head is
-// answered again.
+// answered again. A tree that was neither committed nor leased while two
+// collections went by may be gone: that is ErrNotFound, and the snapshot is to
+// be made again.
 func (s *Store) Commit(ctx context.Context, req CommitRequest) (Head, error) {
 	release, err := s.enter(ctx)
 	if err != nil {
