@@ -108,7 +108,7 @@ func (r *dirRef) openFromRoot() (int, error) {
 		fd, owned = next, true
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || uint64(st.Dev) != r.dev || st.Ino != r.ino {
+	if err := unix.Fstat(fd, &st); err != nil || st.Dev != r.dev || st.Ino != r.ino {
 		_ = unix.Close(fd)
 		return -1, errors.Join(err, errMoved)
 	}

@@ -74,11 +74,11 @@ func (w *walker) scanKid(d *dirWork, held, dropped bool) {
 		d.cannotOpen(w, err)
 		return
 	}
-	if uint64(st.Dev) != w.dev {
+	if st.Dev != w.dev {
 		d.skip = SkipMount
 		return
 	}
-	d.id, d.ref.dev, d.ref.ino = statIDOf(&st), uint64(st.Dev), st.Ino
+	d.id, d.ref.dev, d.ref.ino = statIDOf(&st), st.Dev, st.Ino
 	w.scan(d, fd)
 }
 

@@ -2,6 +2,7 @@ package cas
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -95,7 +96,7 @@ func (f *File) Read(p []byte) (int, error) {
 	}
 	n, err := f.ReadAt(p, f.pos)
 	f.pos += int64(n)
-	if n > 0 && err == io.EOF {
+	if n > 0 && errors.Is(err, io.EOF) {
 		err = nil
 	}
 	return n, err

@@ -35,7 +35,7 @@ func (c fsClock) now() stamp {
 	if unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &ts) != nil {
 		return stamp{}
 	}
-	return stamp{int64(ts.Sec), int32(ts.Nsec)}
+	return stamp{ts.Sec, int32(ts.Nsec)}
 }
 
 // probe makes a nameless file, which changes nothing in the directory, and
@@ -50,7 +50,7 @@ func (c fsClock) probe() (stamp, bool) {
 	if unix.Fstat(fd, &st) != nil {
 		return stamp{}, false
 	}
-	return stamp{int64(st.Ctim.Sec), int32(st.Ctim.Nsec)}, true
+	return stamp{st.Ctim.Sec, int32(st.Ctim.Nsec)}, true
 }
 
 func (c fsClock) remote() bool {

@@ -2,6 +2,7 @@ package cas
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -129,8 +130,10 @@ func (s *packScanner) resync() (bool, error) {
 func (s *packScanner) scanAll(good func(scanned) error, bad func(*damage)) error {
 	for {
 		rec, err := s.next()
-		switch d, isDamage := err.(*damage); {
-		case err == io.EOF:
+		var d *damage
+		isDamage := errors.As(err, &d)
+		switch {
+		case errors.Is(err, io.EOF):
 			return nil
 		case isDamage:
 			bad(d)

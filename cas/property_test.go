@@ -35,7 +35,7 @@ func mutate(t *rapid.T, dir string) {
 		_ = os.Rename(path, other)
 	case 7:
 		if info, err := os.Lstat(path); err == nil && info.Mode().Type()&fs.ModeSymlink == 0 {
-			_ = os.Chmod(path, mode|0o700&fs.FileMode(info.Mode().Perm()))
+			_ = os.Chmod(path, mode|0o700&info.Mode().Perm())
 		}
 	}
 }

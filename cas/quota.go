@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// ErrQuota: a quota would be passed; see QuotaError.
+// ErrQuota says that a quota would be passed; see QuotaError.
 var ErrQuota = errors.New("quota exceeded")
 
 // QuotaError says which quota, and by how much. It matches ErrQuota.

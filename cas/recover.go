@@ -122,9 +122,10 @@ func (s *Store) scanOpenPack(f *os.File, seq uint64, durable, size int64) (end i
 	end = packHeaderSize
 	for {
 		rec, err := sc.next()
-		d, isDamage := err.(*damage)
+		var d *damage
+		isDamage := errors.As(err, &d)
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return max(end, min(durable, size)), damaged, nil
 		case isDamage && d.off >= durable:
 			s.log.Debug("cut the unfinished end of the open pack", "pack", packName(seq), "from", d.off, "size", size)

@@ -15,9 +15,9 @@ type statID struct {
 
 func statIDOf(st *unix.Stat_t) statID {
 	return statID{
-		dev: uint64(st.Dev), ino: st.Ino, size: st.Size,
-		mtime: stamp{int64(st.Mtim.Sec), int32(st.Mtim.Nsec)},
-		ctime: stamp{int64(st.Ctim.Sec), int32(st.Ctim.Nsec)},
+		dev: st.Dev, ino: st.Ino, size: st.Size,
+		mtime: stamp{st.Mtim.Sec, int32(st.Mtim.Nsec)},
+		ctime: stamp{st.Ctim.Sec, int32(st.Ctim.Nsec)},
 		mode:  st.Mode, nlink: uint32(st.Nlink),
 	}
 }

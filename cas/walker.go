@@ -39,7 +39,7 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 	if err := unix.Fstat(w.tree.root, &st); err != nil {
 		return nil, fmt.Errorf("stat root: %w", err)
 	}
-	w.dev = uint64(st.Dev)
+	w.dev = st.Dev
 	root := &dirWork{ref: &dirRef{tree: w.tree, dev: w.dev, ino: st.Ino}, old: old, id: statIDOf(&st)}
 	if err := w.workPool.run(func(dropped bool) { w.scanRoot(root, dropped) }); err != nil {
 		return nil, err
