@@ -122,14 +122,12 @@ func (h *Host) command(id string, p Policy) (supervisor.Spec, error) {
 		return supervisor.Spec{}, err
 	}
 	spec.ID = id
-	if spec.Limits.MemoryBytes == 0 && spec.Limits.CPUs == 0 && h.processesByRlimit {
-		return spec, nil // entering a group can take 10 ms: not for nothing
+	limits := cgroup.Limits{MemoryBytes: int64(spec.Limits.MemoryBytes), CPUs: spec.Limits.CPUs}
+	// Entering a group can take 10 ms: none for what a resource limit does too.
+	if !h.processesByRlimit {
+		limits.MaxProcs = int64(spec.Limits.MaxProcs)
 	}
-	spec.Cgroups = h.layout.Dirs(id, cgroup.Limits{
-		MemoryBytes: int64(spec.Limits.MemoryBytes),
-		MaxProcs:    int64(spec.Limits.MaxProcs),
-		CPUs:        spec.Limits.CPUs,
-	})
+	spec.Cgroups = h.layout.Dirs(id, limits)
 	return spec, nil
 }
 

@@ -53,7 +53,7 @@ func Run(ctx context.Context, cfg RunConfig, handler http.Handler, logger *slog.
 		r.report(endpoint, lasted, pause, err)
 		sleep(ctx, pause)
 	}
-	return nil
+	return nil //nolint:nilerr // ctx ended, which is the order to stop
 }
 
 type redialer struct {

@@ -23,9 +23,14 @@ func HandlerOptions(maxBytes int) []connect.HandlerOption {
 		connect.WithCodec(markingCodec{protoCodec{}}),
 		connect.WithReadMaxBytes(maxBytes),
 		boundedGzip(maxBytes),
+		connect.WithCompressMinBytes(compressFrom),
 		connect.WithInterceptors(decodeErrors{maxBytes: maxBytes}),
 	}
 }
+
+// compressFrom is the size of an answer in bytes from which compressing it is
+// worth its time.
+const compressFrom = 16 << 10
 
 // ClientOptions suit a generated client inside Skerry: binary messages without
 // compression, since both ends are near each other and most messages small.

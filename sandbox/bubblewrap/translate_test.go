@@ -111,7 +111,7 @@ func TestRefusesWhatItCannotExpress(t *testing.T) {
 		"cgroup path":        {func(s *specs.Spec) { s.Linux.CgroupsPath = "/x" }, "cgroupsPath"},
 		"block io":           {func(s *specs.Spec) { s.Linux.Resources.BlockIO = &specs.LinuxBlockIO{} }, "blockIO"},
 		"cpu set":            {func(s *specs.Spec) { s.Linux.Resources.CPU.Cpus = "0" }, "cpu"},
-		"kernel memory":      {func(s *specs.Spec) { n := int64(1); s.Linux.Resources.Memory.Kernel = &n }, "memory"},
+		"kernel memory":      {func(s *specs.Spec) { n := int64(1); s.Linux.Resources.Memory.Kernel = &n }, "memory"}, //nolint:staticcheck // a document may still have it
 		"mount type":         {func(s *specs.Spec) { s.Mounts[0].Type = "overlay" }, "overlay"},
 		"mount option":       {func(s *specs.Spec) { s.Mounts[0].Options = append(s.Mounts[0].Options, "noexec") }, "noexec"},
 		"unclean target":     {func(s *specs.Spec) { s.Mounts[0].Destination = "/a/../b" }, "target"},

@@ -74,7 +74,7 @@ func ReadExit(dir string) (Exit, bool, error) {
 		return e, false, fmt.Errorf("read exit: %w", err)
 	}
 	if err := json.Unmarshal(b, &e); err != nil {
-		return Exit{}, false, nil
+		return Exit{}, false, nil //nolint:nilerr // torn by a power cut: not there
 	}
 	return e, true, nil
 }

@@ -80,8 +80,8 @@ func (r *run) usage(peak int64) Usage {
 	u := Usage{PeakMemoryBytes: peak}
 	if r.reaper != nil {
 		ru := r.reaper.usage()
-		u.UserMicros = ru.Utime.Sec*1e6 + int64(ru.Utime.Usec)
-		u.SystemMicros = ru.Stime.Sec*1e6 + int64(ru.Stime.Usec)
+		u.UserMicros = ru.Utime.Sec*1e6 + ru.Utime.Usec
+		u.SystemMicros = ru.Stime.Sec*1e6 + ru.Stime.Usec
 		u.MaxRSSBytes = ru.Maxrss << 10
 	}
 	return u

@@ -93,7 +93,7 @@ func (p procID) open() (int, bool, error) {
 		return -1, false, nil
 	}
 	fd, err := unix.PidfdOpen(p.PID, 0)
-	if err == unix.ESRCH {
+	if errors.Is(err, unix.ESRCH) {
 		return -1, false, nil
 	}
 	if err != nil {
@@ -102,7 +102,7 @@ func (p procID) open() (int, bool, error) {
 	now, _, err := identify(p.PID)
 	if err != nil || now != p {
 		unix.Close(fd)
-		return -1, false, nil
+		return -1, false, nil //nolint:nilerr // it is gone: somebody else has its number
 	}
 	return fd, true, nil
 }

@@ -75,7 +75,7 @@ func sealInit(control int) error {
 	if err == nil {
 		err = unix.CloseRange(uint(control), 1<<31-1, unix.CLOSE_RANGE_CLOEXEC)
 	}
-	if err == unix.ENOSYS || err == unix.EINVAL { // before Linux 5.11
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) { // before Linux 5.11
 		err = closeOnExecAll()
 	}
 	if err != nil {

@@ -58,7 +58,7 @@ func startLeader(control int, argv []string, limits []rlimit) (int, error) {
 	}
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
-		return 0, &startError{err.(syscall.Errno), "pipe"}
+		return 0, &startError{err.(syscall.Errno), "pipe"} //nolint:errorlint // x/sys gives bare numbers
 	}
 	defer unix.Close(pipe[0])
 	plan.failures = uintptr(pipe[1])

@@ -65,12 +65,12 @@ func flock(dir, name string, flags, how int) (*os.File, error) {
 		if err == nil {
 			return f, nil
 		}
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}
 	f.Close()
-	if err == unix.EWOULDBLOCK {
+	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, errLocked
 	}
 	return nil, fmt.Errorf("lock execution: %w", err)

@@ -3,7 +3,6 @@ package supervisor
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -346,7 +345,7 @@ func FuzzLogReader(f *testing.F) {
 			n += uint64(len(r.Data))
 		}
 		if n > 100 || page.Next != cursor+n+page.Dropped {
-			t.Fatal(fmt.Sprintf("%+v", page))
+			t.Fatalf("%+v", page)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -12,10 +13,10 @@ func (r *run) readControl() bool {
 	buf := make([]byte, maxControlMsg)
 	for {
 		n, pid, err := recvControl(r.child.control, buf)
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err == unix.EAGAIN {
+		if errors.Is(err, unix.EAGAIN) {
 			return true
 		}
 		if err != nil || n == 0 {

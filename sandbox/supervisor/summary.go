@@ -12,6 +12,8 @@ type StreamSummary struct {
 	// Total bytes that the stream had; Omitted of them are in neither part.
 	Total   uint64
 	Omitted uint64
+	// Lines counts line ends in what the log still has of the stream.
+	Lines uint64
 }
 
 // Summary gives at most limit bytes of each stream, a quarter from the head and
@@ -49,7 +51,7 @@ type collector struct {
 	headMax, tailMax int
 	head, tail       []byte
 	headClosed       bool
-	seen             uint64
+	seen, lines      uint64
 }
 
 func newCollector(limit int) *collector {
@@ -58,6 +60,7 @@ func newCollector(limit int) *collector {
 
 func (c *collector) add(b []byte) {
 	c.seen += uint64(len(b))
+	c.lines += uint64(bytes.Count(b, []byte{'\n'}))
 	if !c.headClosed {
 		n := min(len(b), c.headMax-len(c.head))
 		c.head = append(c.head, b[:n]...)
@@ -82,9 +85,9 @@ func (c *collector) summary(total uint64) StreamSummary {
 		tail = tail[len(tail)-c.tailMax:]
 	}
 	if uint64(len(c.head)+len(tail)) == total {
-		return StreamSummary{Head: append(c.head, tail...), Total: total}
+		return StreamSummary{Head: append(c.head, tail...), Total: total, Lines: c.lines}
 	}
-	s := StreamSummary{Head: trimEnd(c.head), Tail: trimStart(tail), Total: total}
+	s := StreamSummary{Head: trimEnd(c.head), Tail: trimStart(tail), Total: total, Lines: c.lines}
 	s.Omitted = total - uint64(len(s.Head)) - uint64(len(s.Tail))
 	return s
 }

@@ -1436,7 +1436,8 @@ type Output struct {
 	Text       string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
 	TotalBytes uint64 `protobuf:"varint,2,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	// Bytes left out of text, between its head and its tail.
-	OmittedBytes  uint64 `protobuf:"varint,3,opt,name=omitted_bytes,json=omittedBytes,proto3" json:"omitted_bytes,omitempty"`
+	OmittedBytes uint64 `protobuf:"varint,3,opt,name=omitted_bytes,json=omittedBytes,proto3" json:"omitted_bytes,omitempty"`
+	// Line ends left out, of those that the log still has.
 	OmittedLines  uint32 `protobuf:"varint,4,opt,name=omitted_lines,json=omittedLines,proto3" json:"omitted_lines,omitempty"`
 	Binary        bool   `protobuf:"varint,5,opt,name=binary,proto3" json:"binary,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -26,7 +26,8 @@ type ListFilesRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Workspace *WorkspaceSelector     `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
 	Path      string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	// Match on the path relative to `path`; `**` crosses directories.
+	// Match on the path relative to `path`; `**` crosses directories. A pattern
+	// with a slash looks into directories without `recursive` too.
 	Glob      string `protobuf:"bytes,3,opt,name=glob,proto3" json:"glob,omitempty"`
 	Recursive bool   `protobuf:"varint,4,opt,name=recursive,proto3" json:"recursive,omitempty"`
 	// 1..500; 0: 500.
