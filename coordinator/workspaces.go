@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -12,16 +13,34 @@ import (
 // workspaceService is WorkspaceService.
 type workspaceService struct{ c *Coordinator }
 
-// ListWorkspaces implements WorkspaceServiceHandler. It answers from the
-// replicated state, which has each head as its runner last reported it, so it
-// works while runners are down.
+// ListWorkspaces implements WorkspaceServiceHandler. A runner that is linked
+// tells its workspace's state itself, since the replicated one may be a moment
+// behind; of others it is as they last reported.
 func (s workspaceService) ListWorkspaces(ctx context.Context, _ *connect.Request[skerryv1.ListWorkspacesRequest]) (*connect.Response[skerryv1.ListWorkspacesResponse], error) {
 	out := &skerryv1.ListWorkspacesResponse{}
 	for _, ws := range s.c.state.Read().WorkspacesOfAgent(caller(ctx).subject) {
-		out.Workspaces = append(out.Workspaces, apiWorkspace(ws))
+		out.Workspaces = append(out.Workspaces, s.current(ctx, ws))
 	}
 	return connect.NewResponse(out), nil
 }
+
+func (s workspaceService) current(ctx context.Context, ws *raftlogv1.Workspace) *skerryv1.Workspace {
+	known := apiWorkspace(ws)
+	to, err := s.c.routeSelector(ctx, &skerryv1.WorkspaceSelector{Id: ws.GetId()})
+	if err != nil {
+		return known
+	}
+	ctx, cancel := context.WithTimeout(ctx, currentTimeout)
+	defer cancel()
+	res, err := forward(ctx, to, &skerryv1.ListWorkspacesRequest{}, to.link.workspaces.ListWorkspaces, reads)
+	if err != nil || len(res.Msg.GetWorkspaces()) != 1 || res.Msg.Workspaces[0].GetId() != ws.GetId() {
+		return known
+	}
+	return res.Msg.Workspaces[0]
+}
+
+// currentTimeout bounds the wait for a runner that is linked but does not answer.
+const currentTimeout = 2 * time.Second
 
 func apiWorkspace(ws *raftlogv1.Workspace) *skerryv1.Workspace {
 	out := &skerryv1.Workspace{Id: ws.GetId(), Agent: ws.GetAgent(), Runner: ws.GetRunner(), Epoch: ws.GetEpoch(),
