@@ -10,6 +10,9 @@ import (
 	"skerry.internal/config"
 )
 
+// EnvPrefix is the prefix of environment variables that override Config.
+const EnvPrefix = "SKERRY_RUNNERD_"
+
 // Config is /etc/skerry/runnerd.yaml. Every key can be overridden by an
 // environment variable SKERRY_RUNNERD_<KEY> and by a flag.
 type Config struct {
@@ -63,10 +66,14 @@ type UIDs struct {
 // Limits of one execution and of what agents may store. 0 means no limit, but
 // for queues and files, which always have one.
 type Limits struct {
+	// Memory of one execution in all; 0: no limit, and the host's out-of-memory
+	// killer takes sandboxes first. A limit costs each launch the entry into a
+	// control group, some milliseconds with version 1.
 	Memory    config.Bytes `yaml:"memory"`
 	Processes uint64       `yaml:"processes"`
 	CPUs      float64      `yaml:"cpus"`
 	OpenFiles uint64       `yaml:"open_files"`
+	// FileBytes bounds each file, holes included: a snapshot reads them all.
 	FileBytes config.Bytes `yaml:"file_bytes"`
 	TmpBytes  config.Bytes `yaml:"tmp_bytes"`
 	ShmBytes  config.Bytes `yaml:"shm_bytes"`
@@ -99,7 +106,7 @@ func DefaultConfig() Config {
 		TokenFile: "/etc/skerry/runnerd.token", MetricsListen: "127.0.0.1:9464",
 		DefaultTimeout: config.Duration(time.Hour), MaxTimeout: config.Duration(7 * 24 * time.Hour), Grace: config.Duration(5 * time.Second),
 		AgentUIDs: UIDs{First: 2_000_000_000, Count: 10_000},
-		Limits: Limits{Processes: 4096, OpenFiles: 65536, TmpBytes: 1 << 30, ShmBytes: 1 << 30, LogHead: 8 << 20, LogTail: 24 << 20,
+		Limits: Limits{Processes: 4096, OpenFiles: 65536, FileBytes: 64 << 30, TmpBytes: 1 << 30, ShmBytes: 1 << 30, LogHead: 8 << 20, LogTail: 24 << 20,
 			WorkspaceQueue: 256, UploadBytes: 64 << 30},
 		KeepLogs: config.Duration(30 * 24 * time.Hour), KeepExecutions: 20_000,
 	}

@@ -23,10 +23,7 @@ import (
 // version is set by -ldflags "-X main.version=...".
 var version = "0.0.0-dev"
 
-const (
-	defaultConfig = "/etc/skerry/runnerd.yaml"
-	envPrefix     = "SKERRY_RUNNERD_"
-)
+const defaultConfig = "/etc/skerry/runnerd.yaml"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -52,7 +49,7 @@ func command() *cobra.Command {
 				}
 			}
 			cfg := runnerd.DefaultConfig()
-			err := config.Load(&cfg, config.Source{Path: path, Optional: !cmd.Flags().Changed("config"), EnvPrefix: envPrefix, Environ: os.Environ(), Flags: flags})
+			err := config.Load(&cfg, config.Source{Path: path, Optional: !cmd.Flags().Changed("config"), EnvPrefix: runnerd.EnvPrefix, Environ: os.Environ(), Flags: flags})
 			if err != nil {
 				return err
 			}

@@ -152,7 +152,7 @@ func (e *Engine) Submit(ctx context.Context, w *workspace.Workspace, record *ske
 		e.abandon(x)
 		return first, keyError(err)
 	}
-	e.start(x, nil)
+	e.wg.Go(func() { e.run(x, nil) })
 	return x.record.Id, nil
 }
 
@@ -215,10 +215,6 @@ func (e *Engine) abandon(x *live) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.live, x.record.Id)
-}
-
-func (e *Engine) start(x *live, found *supervisor.Handle) {
-	e.wg.Go(func() { e.run(x, found) })
 }
 
 func (e *Engine) find(id string) *live {

@@ -4,16 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 
 	skerryv1 "skerry.internal/proto/skerry/v1"
+	"skerry.internal/sandbox"
 	"skerry.internal/sandbox/supervisor"
 )
 
 // outcome maps the supervisor's exit to the state and verdict of the record.
 func outcome(exit supervisor.Exit) (string, *skerryv1.Verdict) {
-	v := &skerryv1.Verdict{Kind: string(exit.Kind), Signal: exit.Signal, Detail: exit.Detail, Limit: exit.Limit}
+	v := &skerryv1.Verdict{Kind: string(exit.Kind), Signal: exit.Signal, Detail: withoutHostPaths(exit), Limit: exit.Limit}
 	if exit.Code != nil {
 		code := int32(*exit.Code)
 		v.ExitCode = &code
@@ -33,6 +36,26 @@ func outcome(exit supervisor.Exit) (string, *skerryv1.Verdict) {
 	}
 	v.Kind, v.Detail = skerryv1.VerdictLost, "verdict of an unknown kind: "+string(exit.Kind)
 	return skerryv1.StateUnknown, v
+}
+
+var absolutePath = regexp.MustCompile(`/[^\s:;,'"()]+`)
+
+// withoutHostPaths is the detail as an agent may see it. What the supervisor
+// says of the sandbox's set-up and of control groups can name paths of the
+// host, which the daemon's log has; where the command itself could not be
+// started, the path is the agent's own.
+func withoutHostPaths(exit supervisor.Exit) string {
+	if exit.Kind == supervisor.KindStartFailed && exit.Code != nil {
+		return exit.Detail
+	}
+	return absolutePath.ReplaceAllStringFunc(exit.Detail, func(path string) string {
+		for _, inside := range []string{sandbox.WorkspaceDir, sandbox.EnvDir, sandbox.HomeDir} {
+			if path == inside || strings.HasPrefix(path, inside+"/") {
+				return path
+			}
+		}
+		return "[path]"
+	})
 }
 
 func usage(exit supervisor.Exit) *skerryv1.Usage {
@@ -56,9 +79,10 @@ func (e *Engine) text(s supervisor.StreamSummary) *skerryv1.Output {
 	if s.Omitted == 0 {
 		head, tail = head+tail, ""
 	}
-	head, tail, cutBytes, cutLines := boundLines(head, tail, e.cfg.OutputLines)
-	o.OmittedBytes += cutBytes
-	o.OmittedLines = cutLines
+	head, tail, cut := boundLines(head, tail, e.cfg.OutputLines)
+	o.OmittedBytes += cut
+	shown := uint64(strings.Count(head, "\n") + strings.Count(tail, "\n"))
+	o.OmittedLines = uint32(min(s.Lines-min(shown, s.Lines), math.MaxUint32))
 	o.Text = head + tail
 	if o.OmittedBytes > 0 {
 		o.Text = head + omission(o.OmittedBytes) + tail
@@ -67,17 +91,17 @@ func (e *Engine) text(s supervisor.StreamSummary) *skerryv1.Output {
 }
 
 // boundLines keeps the first quarter and the last three quarters of `most` lines.
-func boundLines(head, tail string, most int) (string, string, uint64, uint32) {
+func boundLines(head, tail string, most int) (string, string, uint64) {
 	lines := strings.SplitAfter(head, "\n")
 	if tail != "" {
 		lines = append(lines, strings.SplitAfter(tail, "\n")...)
 	}
 	if len(lines) <= most {
-		return head, tail, 0, 0
+		return head, tail, 0
 	}
 	front, back := most/4, most-most/4
 	cut := strings.Join(lines[front:len(lines)-back], "")
-	return strings.Join(lines[:front], ""), strings.Join(lines[len(lines)-back:], ""), uint64(len(cut)), uint32(len(lines) - most)
+	return strings.Join(lines[:front], ""), strings.Join(lines[len(lines)-back:], ""), uint64(len(cut))
 }
 
 func omission(bytes uint64) string {

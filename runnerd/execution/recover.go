@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"skerry.internal/proto/ids"
+	skerryv1 "skerry.internal/proto/skerry/v1"
 	"skerry.internal/runnerd/journal"
 	"skerry.internal/runnerd/workspace"
 	"skerry.internal/sandbox/supervisor"
@@ -31,20 +32,55 @@ func (e *Engine) Recover(ctx context.Context, workspaces map[string]*workspace.W
 	if err != nil {
 		return err
 	}
-	first := map[string]bool{}
+	seen := map[string]bool{}
 	for _, o := range open {
 		ws := o.Record.Workspace
-		lost := rebooted && !first[ws]
-		if !first[ws] && !lost {
+		first := !seen[ws]
+		seen[ws] = true
+		lost := first && rebooted
+		if first && !lost {
 			if lost, err = e.abandoned(o.Record.Id); err != nil {
 				return fmt.Errorf("recover execution %s: %w", o.Record.Id, err)
 			}
 		}
-		first[ws] = true
-		if err := e.recoverOne(ctx, o, workspaces[ws], lost); err != nil {
+		if err := e.recoverOne(ctx, o, workspaces[ws], first, lost); err != nil {
 			return fmt.Errorf("recover execution %s: %w", o.Record.Id, err)
 		}
 	}
+	for id, w := range workspaces {
+		if !seen[id] {
+			if err := e.settle(w); err != nil {
+				return fmt.Errorf("recover workspace %s: %w", id, err)
+			}
+		}
+	}
+	return nil
+}
+
+// settle lets the next in the queue be a commit of what a crash may have left
+// in the directory, so that it is not taken for the work of who comes next.
+func (e *Engine) settle(w *workspace.Workspace) error {
+	ticket, err := w.Requeue()
+	if err != nil {
+		return err
+	}
+	e.wg.Go(func() {
+		defer ticket.Release()
+		select {
+		case <-ticket.Admitted():
+		case <-e.ctx.Done():
+			return
+		}
+		select {
+		case e.slots <- struct{}{}:
+		case <-e.ctx.Done():
+			return
+		}
+		defer func() { <-e.slots }()
+		if err := w.Settle(e.ctx); err != nil && e.ctx.Err() == nil {
+			e.log.Error("workspace not settled", "workspace", w.ID, "err", err)
+		}
+	})
 	return nil
 }
 
@@ -85,7 +121,7 @@ func (e *Engine) resumeIDs(ctx context.Context) error {
 	return nil
 }
 
-func (e *Engine) recoverOne(ctx context.Context, o journal.Unfinished, w *workspace.Workspace, lost bool) error {
+func (e *Engine) recoverOne(ctx context.Context, o journal.Unfinished, w *workspace.Workspace, first, lost bool) error {
 	if w == nil {
 		return fmt.Errorf("its workspace %s has no record", o.Record.Workspace)
 	}
@@ -93,38 +129,43 @@ func (e *Engine) recoverOne(ctx context.Context, o journal.Unfinished, w *worksp
 	if err := json.Unmarshal(o.Launch, &l); err != nil {
 		return fmt.Errorf("read launch: %w", err)
 	}
+	if lost {
+		e.log.Warn("execution lost: the host was restarted or its directory removed", "execution", o.Record.Id)
+		return e.resume(w, o.Record, l, e.runLost)
+	}
+	h, state, err := e.attach(ctx, o.Record.Id)
+	if err != nil {
+		return err
+	}
+	if first && state == supervisor.StateNeverStarted {
+		if err := e.settle(w); err != nil {
+			return err
+		}
+	}
+	if state == supervisor.StateNeverStarted {
+		e.log.Info("execution queued again", "execution", o.Record.Id)
+		return e.resume(w, o.Record, l, func(x *live) { e.run(x, nil) })
+	}
+	e.log.Info("execution found again", "execution", o.Record.Id, "state", state)
+	o.Record.State = skerryv1.StateRunning
+	return e.resume(w, o.Record, l, func(x *live) {
+		x.found(h)
+		e.run(x, h)
+	})
+}
+
+// resume puts an execution back into its queue and goes on with it.
+func (e *Engine) resume(w *workspace.Workspace, record *skerryv1.Execution, l Launch, run func(*live)) error {
 	ticket, err := w.Requeue()
 	if err != nil {
 		return err
 	}
-	x := newLive(w, ticket, o.Record, l)
-	if lost {
-		e.log.Warn("execution lost: the host was restarted or its directory removed", "execution", o.Record.Id)
-		e.register(x)
-		e.wg.Go(func() { e.runLost(x) })
-		return nil
-	}
-	h, state, err := e.attach(ctx, o.Record.Id)
-	if err != nil {
-		ticket.Release()
-		return err
-	}
-	e.register(x)
-	if state == supervisor.StateNeverStarted {
-		e.log.Info("execution queued again", "execution", o.Record.Id)
-		e.start(x, nil)
-		return nil
-	}
-	e.log.Info("execution found again", "execution", o.Record.Id, "state", state)
-	x.found(h)
-	e.start(x, h)
-	return nil
-}
-
-func (e *Engine) register(x *live) {
+	x := newLive(w, ticket, record, l)
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.live[x.record.Id] = x
+	e.live[record.Id] = x
+	e.mu.Unlock()
+	e.wg.Go(func() { run(x) })
+	return nil
 }
 
 // runLost ends an execution of before a restart of the host.

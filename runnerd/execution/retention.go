@@ -13,7 +13,8 @@ import (
 const retentionInterval = 10 * time.Minute
 
 // StartRetention removes, now and then, the directories (logs) of executions
-// that ended long ago or are beyond the number kept. Records stay.
+// that ended long ago or are beyond the number kept. Of their
+// records the text goes too.
 func (e *Engine) StartRetention() {
 	e.wg.Go(func() {
 		tick := time.NewTicker(retentionInterval)
@@ -38,6 +39,7 @@ func (e *Engine) retain() {
 	}
 	oldest := e.cfg.Now().Add(-e.cfg.KeepLogs)
 	kept := 0
+	var gone []string
 	for i := len(entries) - 1; i >= 0; i-- {
 		name, _, _ := strings.Cut(entries[i].Name(), ".")
 		id, err := ids.Parse(ids.Execution, name)
@@ -48,12 +50,22 @@ func (e *Engine) retain() {
 			kept++
 			continue
 		}
-		e.discard(entries[i])
+		if e.discard(entries[i]) {
+			gone = append(gone, name)
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	if err := e.journal.Trim(e.ctx, gone); err != nil && e.ctx.Err() == nil {
+		e.log.Error("retention", "err", err)
 	}
 }
 
-func (e *Engine) discard(entry fs.DirEntry) {
-	if err := os.RemoveAll(filepath.Join(e.cfg.Dir, entry.Name())); err != nil {
+func (e *Engine) discard(entry fs.DirEntry) bool {
+	err := os.RemoveAll(filepath.Join(e.cfg.Dir, entry.Name()))
+	if err != nil {
 		e.log.Error("retention", "execution", entry.Name(), "err", err)
 	}
+	return err == nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
 	"time"
@@ -160,8 +161,24 @@ func (e *Engine) finish(x *live, exit supervisor.Exit, committed workspace.Commi
 	e.mu.Unlock()
 	x.ticket.Release()
 	close(x.done)
+	e.forgetInputs(x)
 	e.metrics.ended(record)
-	e.log.Info("execution ended", "execution", record.Id, "agent", record.Agent, "state", record.State, "verdict", record.Verdict.Kind)
+	e.log.Info("execution ended", "execution", record.Id, "agent", record.Agent, "state", record.State, "verdict", record.Verdict.Kind, "detail", exit.Detail)
+}
+
+// forgetInputs empties what was needed to start the command: it may hold
+// secrets, and nothing reads it again. Emptying is cheaper than removing.
+func (e *Engine) forgetInputs(x *live) {
+	names := []string{"spec.json"}
+	if len(x.launch.Stdin) > 0 {
+		names = append(names, stdinFile)
+	}
+	dir := e.dir(x.record.Id)
+	for _, name := range names {
+		if err := os.Truncate(dir+"/"+name, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			e.log.Warn("input not removed", "execution", x.record.Id, "file", name, "err", err)
+		}
+	}
 }
 
 // commit retries until it succeeds or the engine closes. Between tries the

@@ -164,6 +164,35 @@ func scanExecution(row scanner) (*skerryv1.Execution, error) {
 	return e, nil
 }
 
+// Trim drops the output text of ended executions, whose logs are gone too.
+// Their ids, keys and outcomes stay for ever.
+func (j *Journal) Trim(ctx context.Context, ids []string) error {
+	return j.update(ctx, func(tx *sql.Tx) error {
+		for _, id := range ids {
+			e, err := scanExecution(tx.QueryRow("SELECT record FROM executions WHERE id = ?", id))
+			if errors.Is(err, ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			for _, o := range []*skerryv1.Output{e.Stdout, e.Stderr} {
+				if o != nil {
+					o.Text, o.OmittedBytes = "", o.TotalBytes
+				}
+			}
+			record, err := proto.Marshal(e)
+			if err != nil {
+				return err
+			}
+			if _, err := tx.Exec("UPDATE executions SET record = ? WHERE id = ?", record, id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // LastExecution gives the newest id; "" when there is none.
 func (j *Journal) LastExecution(ctx context.Context) (string, error) {
 	var id sql.NullString

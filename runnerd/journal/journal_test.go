@@ -184,6 +184,26 @@ func BenchmarkAccept(b *testing.B) {
 	}
 }
 
+func TestTrimKeepsTheOutcome(t *testing.T) {
+	j := openTest(t, t.TempDir())
+	a := execution("ex_1", "key")
+	a.Record.Stdout = &skerryv1.Output{Text: "long", TotalBytes: 4}
+	a.Record.State = skerryv1.StateCompleted
+	if _, err := j.Accept(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Trim(t.Context(), []string{"ex_0", "ex_1"}); err != nil {
+		t.Fatal(err)
+	}
+	e, err := j.Execution(t.Context(), "ex_1")
+	if err != nil || e.Stdout.Text != "" || e.Stdout.OmittedBytes != 4 || e.State != skerryv1.StateCompleted {
+		t.Fatalf("%v %v", e, err)
+	}
+	if id, err := j.FindKey(t.Context(), "a", "key", []byte("h")); id != "ex_1" || err != nil {
+		t.Fatalf("key: %q %v", id, err)
+	}
+}
+
 // A full disk has a name, nothing is recorded by halves, and the journal goes on
 // when there is room again.
 func TestI10FullDiskIsNamed(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -45,6 +46,8 @@ func (s files) ListFiles(ctx context.Context, req *connect.Request[skerryv1.List
 		if list.Glob, err = workspace.ParseGlob("glob", req.Msg.Glob); err != nil {
 			return nil, err
 		}
+		// A pattern with directories is about what lies below.
+		list.Recursive = list.Recursive || strings.Contains(req.Msg.Glob, "/")
 	}
 	after, snapshot, err := parsePage(req.Msg.PageToken, req.Msg.Snapshot)
 	if err != nil {

@@ -125,7 +125,11 @@ func (m *Manager) load(ctx context.Context, r journal.Workspace) (*Workspace, er
 	if err != nil && !errors.Is(err, cas.ErrNotFound) {
 		return nil, err
 	}
-	w.head = head
+	if w.head = head; head.Seq > 0 {
+		if w.last, err = m.store.ReadCommit(ctx, head.Commit); err != nil {
+			return nil, err
+		}
+	}
 	if err := w.makeDirs(); err != nil {
 		return nil, err
 	}
@@ -140,7 +144,11 @@ func (w *Workspace) makeDirs() error {
 	if err := os.MkdirAll(w.dir, 0o711); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(w.dir+"/tmp", 0o700); err != nil {
+	// What a crash left staged belongs to no write any more.
+	if err := os.RemoveAll(w.dir + "/tmp"); err != nil {
+		return err
+	}
+	if err := os.Mkdir(w.dir+"/tmp", 0o700); err != nil {
 		return err
 	}
 	err := os.Mkdir(w.Tree(), 0o700)

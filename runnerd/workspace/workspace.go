@@ -37,6 +37,7 @@ type Workspace struct {
 	tried  chan struct{} // closed and renewed at the end of each Commit
 	epoch  uint64
 	head   cas.Head
+	last   cas.Commit // that head names
 	state  string
 	detail string
 }
@@ -89,18 +90,23 @@ func (w *Workspace) Status() *skerryv1.Workspace {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := &skerryv1.Workspace{Id: w.ID, Agent: w.Agent, Epoch: w.epoch, State: w.state, Detail: w.detail}
-	s.Head = headProto(w.head)
+	s.Head = headProto(w.last)
 	return s
 }
 
 // HeadSnapshot is the latest committed snapshot; nil before the first.
-func (w *Workspace) HeadSnapshot() *skerryv1.Snapshot { return headProto(w.Head()) }
+func (w *Workspace) HeadSnapshot() *skerryv1.Snapshot {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return headProto(w.last)
+}
 
-func headProto(h cas.Head) *skerryv1.Snapshot {
-	if h.Seq == 0 {
+func headProto(c cas.Commit) *skerryv1.Snapshot {
+	if c.Seq == 0 {
 		return nil
 	}
-	return &skerryv1.Snapshot{Digest: h.Tree.String(), Commit: h.Commit.String(), Seq: h.Seq}
+	return &skerryv1.Snapshot{Digest: c.Tree.String(), Parent: c.ParentTree.String(), Commit: c.Digest.String(), Seq: c.Seq,
+		Files: uint64(c.Stats.Files), Bytes: uint64(c.Stats.Bytes), SkippedCount: uint32(c.Stats.Skipped)}
 }
 
 // Committed is what a commit did.
@@ -150,19 +156,44 @@ func (w *Workspace) commit(ctx context.Context, source string) (Committed, error
 	if err != nil {
 		return Committed{}, err
 	}
-	parent, err := w.parentTree(ctx, before, head)
+	last, err := store.ReadCommit(ctx, head.Commit)
 	if err != nil {
 		return Committed{}, err
 	}
-	changes, err := Changes(ctx, store, parent, head.Tree, w.manager.cfg.MaxChangedPaths)
+	// What this commit recorded as its parent, also when it was made already
+	// before a crash.
+	changes, err := Changes(ctx, store, last.ParentTree, head.Tree, w.manager.cfg.MaxChangedPaths)
 	if err != nil {
 		return Committed{}, err
 	}
 	w.mu.Lock()
-	w.head = head
+	w.head, w.last = head, last
 	w.mu.Unlock()
 	w.manager.metrics.commits.Observe(time.Since(began).Seconds())
-	return Committed{Snapshot: snapshotProto(head, parent, shot), Changes: changes}, nil
+	return Committed{Snapshot: snapshotProto(last, shot), Changes: changes}, nil
+}
+
+// Settle commits what a crash left between a write and its commit, as a
+// revision of its own; it does nothing when the directory is as the head has it.
+// The caller holds the lane. A workspace that waits for a repair is left to it.
+func (w *Workspace) Settle(ctx context.Context) error {
+	if w.Writable() != nil {
+		return nil //nolint:nilerr // left to Repair
+	}
+	dir, err := w.openTree()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	shot, err := w.manager.store.Snapshot(ctx, dir, cas.SnapshotOptions{CacheKey: w.ID})
+	if err != nil {
+		return err
+	}
+	if head := w.Head(); shot.Tree == head.Tree || (head.Seq == 0 && shot.TreeStats == cas.TreeStats{}) {
+		return nil
+	}
+	_, err = w.Commit(ctx, "recovery:")
+	return err
 }
 
 // openTree opens the directory, which belongs to the agent: where the daemon is
@@ -190,16 +221,6 @@ func (w *Workspace) noteTried() {
 	w.tried = make(chan struct{})
 }
 
-// parentTree is what to compare with: the head before, or, when this commit
-// had been made already before a crash, the parent that it recorded.
-func (w *Workspace) parentTree(ctx context.Context, before, head cas.Head) (cas.Digest, error) {
-	if before.Commit != head.Commit {
-		return before.Tree, nil
-	}
-	c, err := w.manager.store.ReadCommit(ctx, head.Commit)
-	return c.ParentTree, err
-}
-
 func (w *Workspace) setState(ctx context.Context, state, detail string) {
 	w.mu.Lock()
 	w.state, w.detail = state, detail
@@ -212,10 +233,9 @@ func (w *Workspace) setState(ctx context.Context, state, detail string) {
 	w.manager.publish(w)
 }
 
-func snapshotProto(head cas.Head, parent cas.Digest, shot cas.SnapshotResult) *skerryv1.Snapshot {
+func snapshotProto(c cas.Commit, shot cas.SnapshotResult) *skerryv1.Snapshot {
 	const mostSkipped = 50
-	s := &skerryv1.Snapshot{Digest: head.Tree.String(), Commit: head.Commit.String(), Seq: head.Seq,
-		Parent: parent.String(), Files: uint64(shot.TreeStats.Files), Bytes: uint64(shot.TreeStats.Bytes), SkippedCount: uint32(shot.TreeStats.Skipped)}
+	s := headProto(c)
 	for i, skipped := range shot.Skipped {
 		if i == mostSkipped {
 			break

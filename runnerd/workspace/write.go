@@ -65,6 +65,10 @@ func (w *Workspace) Check(req Write) (string, error) {
 	if req.Mode > 0o777 {
 		return "", problem.Invalid("mode", "use permission bits up to 0777", "%#o has other bits", req.Mode)
 	}
+	// The kernel takes paths up to PATH_MAX, the host's part included.
+	if most := unix.PathMax - len(w.Tree()) - 2; len(p) > most {
+		return "", problem.Limit("path", fmt.Sprintf("%d bytes on this runner", most), "use a shorter path")
+	}
 	return p, w.manager.cfg.Floor.CheckWrite("path", p)
 }
 
