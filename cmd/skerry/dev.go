@@ -45,19 +45,37 @@ func (a *app) devCommand() *cobra.Command {
 	f := devFlags{log: config.DefaultLog()}
 	c := &cobra.Command{
 		Use: "dev", Short: "Run a coordinator and a runner in one process on loopback",
-		Long:    "The data directory keeps everything: workspaces, snapshots, executions and the tokens. Executions survive a restart.",
+		Long: "The data directory keeps everything: workspaces, snapshots, executions and the tokens. Executions survive a restart.\n" +
+			"Variables SKERRY_RUNNERD_<KEY> set the runner's options, such as SKERRY_RUNNERD_LIMITS_MEMORY=2GiB.",
 		Example: "  skerry dev --data ./data --listen 127.0.0.1:7420", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.dev(cmd.Context(), f)
 		},
 	}
-	c.Flags().StringVar(&f.data, "data", "./skerry-data", "directory for all state")
+	c.Flags().StringVar(&f.data, "data", defaultData(), "directory for all state")
 	c.Flags().StringVar(&f.listen, "listen", "127.0.0.1:7420", "address to serve, on loopback; port 0 takes any free one")
 	c.Flags().StringVar(&f.metricsListen, "metrics-listen", "127.0.0.1:0", "address of /metrics, /healthz and /readyz")
 	c.Flags().StringVar(&f.readyFile, "ready-file", "", "write {endpoint, token, metricsUrl, pid} here when calls are served")
 	c.Flags().StringVar(&f.log.Level, "log-level", f.log.Level, "debug, info, warn or error")
 	c.Flags().StringVar(&f.log.Format, "log-format", f.log.Format, "text or json")
 	return c
+}
+
+// defaultData lies apart from where people work: a workspace within a source
+// tree would be found, and what agents wrote there be built and run, by the
+// tools that walk that tree.
+func defaultData() string {
+	if os.Geteuid() == 0 {
+		return "/var/lib/skerry/dev"
+	}
+	if dir := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "skerry", "dev")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return filepath.Join(os.TempDir(), fmt.Sprintf("skerry-dev-%d", os.Getuid()))
+	}
+	return filepath.Join(home, ".local", "share", "skerry", "dev")
 }
 
 // devServer is the coordinator and the runner of one data directory.
@@ -109,7 +127,14 @@ func (s *devServer) open(ctx context.Context, data, listen, endpoint string) (er
 		return fmt.Errorf("coordinator: %w", err)
 	}
 	rc := runnerd.DefaultConfig()
-	rc.DataDir, rc.Name, rc.Coordinators, rc.MetricsListen = filepath.Join(data, "runner"), devRunner, []string{endpoint}, ""
+	fix := func() {
+		rc.DataDir, rc.Name, rc.Coordinators, rc.MetricsListen = filepath.Join(data, "runner"), devRunner, []string{endpoint}, ""
+	}
+	fix() // a host's name need not be a runner's, and Load checks it
+	if err := config.Load(&rc, config.Source{EnvPrefix: runnerd.EnvPrefix, Environ: os.Environ()}); err != nil {
+		return errors.Join(fmt.Errorf("runner: %w", err), s.close())
+	}
+	fix()
 	if s.runner, err = runnerd.New(ctx, rc, runnerd.Deps{Logger: s.log, Metrics: s.registry, Version: version}); err != nil {
 		return errors.Join(fmt.Errorf("runner: %w", err), s.close())
 	}
@@ -169,6 +194,9 @@ func (s *devServer) announce(ctx context.Context, a *app, f devFlags, r ready) e
 		if err := writeJSONFile(f.readyFile, r); err != nil {
 			return fmt.Errorf("ready-file: %w", err)
 		}
+	}
+	if f.readyFile != "" {
+		context.AfterFunc(ctx, func() { _ = os.Remove(f.readyFile) }) // from now on it would be a lie
 	}
 	s.log.Info("ready", "endpoint", r.Endpoint, "metrics", r.MetricsURL, "context", path)
 	return nil

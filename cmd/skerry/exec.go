@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
@@ -186,27 +187,71 @@ func (a *app) printPage(page any, records []*skerryv1.LogRecord, dropped uint64)
 	return nil
 }
 
-// follow streams output until the end and gives the ended execution.
+// resumeFor is how long follow tries to go on after the daemons were lost.
+const resumeFor = time.Minute
+
+// follow streams output until the end and gives the ended execution. When the
+// connection breaks, as by a restart of a daemon, it goes on at the same byte.
 func (a *app) follow(ctx context.Context, c *clients, id string, cursor uint64, stream string) (*skerryv1.Execution, error) {
-	in, err := c.executions.FollowExecutionLogs(ctx, connect.NewRequest(&skerryv1.FollowExecutionLogsRequest{ExecutionId: id, Cursor: cursor, Stream: stream}))
+	f := &following{app: a, clients: c, req: &skerryv1.FollowExecutionLogsRequest{ExecutionId: id, Cursor: cursor, Stream: stream}}
+	for {
+		final, err := f.once(ctx)
+		if final != nil || ctx.Err() != nil || f.seen.IsZero() || !mayResume(err) {
+			return final, err
+		}
+		if time.Since(f.seen) > resumeFor {
+			return nil, fmt.Errorf("output interrupted; go on with: skerry exec logs --follow --cursor %d %s: %w", f.req.Cursor, id, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(resumePause):
+		}
+	}
+}
+
+const resumePause = 300 * time.Millisecond
+
+// mayResume: the daemons could not be reached or said to try again. An answer
+// that names another problem stands.
+func mayResume(err error) bool {
+	if p := problem.Of(err); p != nil {
+		return p.Retryable || p.Reason == problem.RunnerUnreachable
+	}
+	var wireError *connect.Error
+	return asConnect(err, &wireError) && connect.CodeOf(err) != connect.CodeDeadlineExceeded && connect.CodeOf(err) != connect.CodeCanceled
+}
+
+// following is a log that is being followed.
+type following struct {
+	app     *app
+	clients *clients
+	req     *skerryv1.FollowExecutionLogsRequest // Cursor is where to go on
+	seen    time.Time                            // when the daemons last sent something
+}
+
+// once follows over one connection.
+func (f *following) once(ctx context.Context) (*skerryv1.Execution, error) {
+	in, err := f.clients.executions.FollowExecutionLogs(ctx, connect.NewRequest(f.req))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = in.Close() }()
 	for in.Receive() {
+		f.seen = time.Now()
 		page := in.Msg()
-		cursor = page.NextCursor
-		if err := a.printPage(page, page.Records, page.DroppedBytes); err != nil {
+		if err := f.app.printPage(page, page.Records, page.DroppedBytes); err != nil {
 			return nil, err
 		}
+		f.req.Cursor = page.NextCursor
 		if page.End {
 			return page.Execution, nil
 		}
 	}
-	if err := in.Err(); err != nil {
-		return nil, fmt.Errorf("output interrupted at cursor %d: %w", cursor, err)
+	if in.Err() == nil {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the output ended early"))
 	}
-	return nil, fmt.Errorf("output ended early at cursor %d", cursor)
+	return nil, in.Err()
 }
 
 func (a *app) execCancel() *cobra.Command {

@@ -37,7 +37,8 @@ func (a *app) fail(err error) {
 	_, _ = fmt.Fprintf(a.stderr, "skerry: %s%s\n", oneLine(message(err)), oneLine(reason))
 }
 
-// message is an error's text without the codes that Connect puts into it.
+// message is an error's text without the codes that Connect puts into it. It may
+// hold names that an agent chose, so that on a terminal it must pass oneLine.
 func message(err error) string {
 	var wireError *connect.Error
 	if !asConnect(err, &wireError) {

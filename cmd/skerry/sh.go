@@ -44,6 +44,9 @@ func (f *runFlags) register(c *cobra.Command) {
 
 func (f *runFlags) options(stdin io.Reader) (*skerryv1.RunOptions, error) {
 	o := &skerryv1.RunOptions{Runner: f.runner, Cwd: f.cwd, IdempotencyKey: f.key, RequireTier: f.requireTier}
+	if f.wait < 0 {
+		return nil, errors.New("wait: must not be negative")
+	}
 	if f.timeout < 0 || (f.timeout > 0 && f.timeout < time.Second) {
 		return nil, errors.New("timeout: must be at least 1s")
 	}
