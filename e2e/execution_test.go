@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -108,7 +109,7 @@ func TestVerdicts(t *testing.T) {
 	})
 }
 
-func TestI3OneKeyRunsOnce(t *testing.T) {
+func TestI3F06OneKeyRunsOnce(t *testing.T) {
 	d := newDev(t)
 	c := d.admin()
 	const callers = 20
@@ -150,7 +151,7 @@ func TestI3OneKeyRunsOnce(t *testing.T) {
 
 // F01, F02, F03: what a command leaves behind in every way is gone when the
 // execution is terminal, and the next execution sees no write of it.
-func TestI1NothingSurvivesACancel(t *testing.T) {
+func TestI1F01F03NothingSurvivesACancel(t *testing.T) {
 	d := newDev(t)
 	c := d.admin()
 	hostile := `trap '' TERM HUP INT
@@ -249,6 +250,10 @@ P`)
 	if len(c.log(t, e.Id, "stdout")) != 100000 {
 		t.Fatal("binary log damaged")
 	}
+	e = c.sh(t, `seq 20000`)
+	if shown := strings.Count(e.Stdout.Text, "\n") - strings.Count(e.Stdout.Text, "omitted") - 1; shown+int(e.Stdout.OmittedLines) != 20000 {
+		t.Fatalf("%d lines shown, %d omitted", shown, e.Stdout.OmittedLines)
+	}
 	e = c.sh(t, `echo FIRST; seq 100000; echo LAST`)
 	if !strings.HasPrefix(e.Stdout.Text, "FIRST") || !strings.HasSuffix(e.Stdout.Text, "LAST\n") || e.Stdout.OmittedBytes == 0 || len(e.Stdout.Text) > 50<<10 {
 		t.Fatalf("head and tail: %d bytes, omitted %d", len(e.Stdout.Text), e.Stdout.OmittedBytes)
@@ -292,5 +297,25 @@ func TestF14FollowMissesAndRepeatsNothing(t *testing.T) {
 	}
 	if got.String() != want.String() || cuts == 0 {
 		t.Fatalf("%d reconnects, got %d bytes, want %d", cuts, got.Len(), want.Len())
+	}
+}
+
+// A command that takes memory without end is ended by the limit, and the record
+// says so; the host and the daemon go on.
+func TestI10MemoryIsBounded(t *testing.T) {
+	d := newDev(t, "SKERRY_RUNNERD_LIMITS_MEMORY=256MiB")
+	if !strings.Contains(d.log.String(), "cgroup") {
+		if os.Getenv("SKERRY_REQUIRE_PROBES") != "" && os.Geteuid() == 0 {
+			t.Fatal("no writable control groups here, though they are required")
+		}
+		t.Skip("this host has no writable control groups: nothing can hold the memory of an execution")
+	}
+	c := d.admin()
+	e := c.wait(t, c.start(t, `/usr/bin/python3 -c '
+x = []
+while True: x.append(bytearray(16 << 20))'`, &skerryv1.RunOptions{TimeoutS: 120}).Id)
+	wantState(t, e, "failed", "oom_killed")
+	if got := c.sh(t, "echo fine"); got.Stdout.Text != "fine\n" {
+		t.Fatal("the runner does not work any more")
 	}
 }

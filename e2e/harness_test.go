@@ -62,6 +62,7 @@ func testMain(m *testing.M) int {
 type dev struct {
 	t     testing.TB
 	dir   string
+	extra []string // environment of the daemon
 	cmd   *exec.Cmd
 	log   bytes.Buffer
 	ready struct {
@@ -72,9 +73,9 @@ type dev struct {
 
 // newDev starts skerry dev. Its data lies below a directory that sandbox users
 // cannot enter, as below /root.
-func newDev(t testing.TB) *dev {
+func newDev(t testing.TB, env ...string) *dev {
 	t.Helper()
-	d := &dev{t: t, dir: filepath.Join(t.TempDir(), "private")}
+	d := &dev{t: t, extra: env, dir: filepath.Join(t.TempDir(), "private")}
 	if err := os.Mkdir(d.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -94,10 +95,16 @@ func (d *dev) env() []string {
 
 func (d *dev) start() {
 	d.t.Helper()
+	d.startAt("127.0.0.1:0")
+}
+
+// startAt serves on a given address.
+func (d *dev) startAt(address string) {
+	d.t.Helper()
 	file := filepath.Join(d.dir, "ready.json")
 	_ = os.Remove(file)
-	d.cmd = exec.Command(filepath.Join(binDir, "skerry"), "dev", "--data", filepath.Join(d.dir, "data"), "--listen", "127.0.0.1:0", "--ready-file", file)
-	d.cmd.Env = d.env()
+	d.cmd = exec.Command(filepath.Join(binDir, "skerry"), "dev", "--data", filepath.Join(d.dir, "data"), "--listen", address, "--ready-file", file)
+	d.cmd.Env = append(d.env(), d.extra...)
 	d.cmd.Stderr = &d.log
 	if err := d.cmd.Start(); err != nil {
 		d.t.Fatal(err)
@@ -265,21 +272,6 @@ func (c *client) read(t testing.TB, path string) string {
 		t.Fatalf("read %s: %v", path, err)
 	}
 	return res.Msg.Text
-}
-
-// skerry runs the command-line program.
-func (d *dev) skerry(args ...string) (stdout, stderr string, code int) {
-	d.t.Helper()
-	cmd := exec.Command(filepath.Join(binDir, "skerry"), args...)
-	cmd.Env = d.env()
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		d.t.Fatal(err)
-	}
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
 func wantState(t testing.TB, e *skerryv1.Execution, state, kind string) {

@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -187,4 +189,52 @@ func TestI3RemovedDirectoryIsNoSecondRun(t *testing.T) {
 	if got := c.read(t, "runs"); got != "run\n" {
 		t.Fatalf("runs: %q", got)
 	}
+}
+
+// The command follows on over a crash of the daemons, at the same byte.
+func TestF14TheCommandFollowsAcrossARestart(t *testing.T) {
+	d := newDev(t)
+	address := strings.TrimPrefix(d.ready.Endpoint, "http://")
+	c := d.admin()
+	e := c.start(t, `for i in $(seq 40); do echo line $i; sleep 0.1; done; exit 3`, nil)
+	follow := exec.Command(filepath.Join(binDir, "skerry"), "exec", "logs", "--follow", e.Id)
+	follow.Env = d.env()
+	var out bytes.Buffer
+	follow.Stdout, follow.Stderr = &out, os.Stderr
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d.eventually("some lines", func() bool { return strings.Contains(c.log(t, e.Id, ""), "line 9\n") })
+	d.kill()
+	d.startAt(address)
+	if err := follow.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&want, "line %d\n", i+1)
+	}
+	if out.String() != want.String() {
+		t.Fatalf("followed:\n%s", out.String())
+	}
+}
+
+// What a command was started with is not left on disk: it may hold secrets.
+func TestInputsAreForgotten(t *testing.T) {
+	d := newDev(t)
+	c := d.admin()
+	e := c.wait(t, c.start(t, "cat > /dev/null", &skerryv1.RunOptions{Env: map[string]string{"SECRET": "hunter2-env"}, Stdin: []byte("hunter2-stdin")}).Id)
+	wantState(t, e, "completed", "exited")
+	d.eventually("the inputs are gone", func() bool {
+		found := false
+		err := filepath.WalkDir(filepath.Join(d.dir, "data", "runner", "executions"), func(path string, entry os.DirEntry, err error) error {
+			if err != nil || !entry.Type().IsRegular() {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			found = found || bytes.Contains(b, []byte("hunter2"))
+			return err
+		})
+		return err == nil && !found
+	})
 }
