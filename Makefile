@@ -51,8 +51,10 @@ test: setup build ## Install what the tests need and run them all
 	@SKERRY_REQUIRE_PROBES=1 SKERRY_BIN=$(CURDIR)/bin go test -timeout 15m $(PACKAGES)
 
 .PHONY: race
-race: setup build ## Run the tests under the race detector
-	@CGO_ENABLED=1 SKERRY_REQUIRE_PROBES=1 SKERRY_BIN=$(CURDIR)/bin go test -race -timeout 20m $(PACKAGES)
+RACE ?= ./runnerd/... ./coordinator/... ./proto/... ./config/... ./cmd/...
+race: build ## Run the daemons' tests under the race detector (RACE=./... for all; needs a C compiler)
+	@deploy/scripts/setup.sh race
+	@CGO_ENABLED=1 SKERRY_REQUIRE_PROBES=1 SKERRY_BIN=$(CURDIR)/bin go test -race -timeout 20m $(RACE)
 
 FUZZTIME ?= 20s
 .PHONY: fuzz

@@ -5,6 +5,7 @@ set -euo pipefail
 
 command -v go >/dev/null || { echo "setup: Go 1.26 or newer is needed; see https://go.dev/doc/install" >&2; exit 1; }
 need=()
+[ "${1:-}" != race ] || command -v gcc >/dev/null || need+=(gcc libc6-dev)
 command -v bwrap >/dev/null || need+=(bubblewrap)
 [ -x /usr/bin/python3 ] || need+=(python3-minimal)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need+=(ca-certificates)
@@ -21,5 +22,5 @@ if [ "${#need[@]}" -gt 0 ]; then
 	fi
 	echo "setup: installing ${need[*]}"
 	"${sudo[@]}" apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null
+	"${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null
 fi
