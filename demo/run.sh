@@ -18,7 +18,9 @@ for _ in $(seq 600); do
 done
 [ -s "$work/ready.json" ] || { echo "skerry dev did not become ready in 60 s:" >&2; cat "$work/dev.log" >&2; exit 1; }
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+bold='' plain=''
+[ -t 1 ] && bold=$'\033[1m' plain=$'\033[0m'
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 
 say "1. Put the data and the program into the agent's workspace"
 "$skerry" file put "$here/proteins.fasta" input/proteins.fasta --if-exists overwrite
