@@ -48,7 +48,7 @@ lint: bin/tools/golangci-lint ## Check style, import rules and common mistakes
 .PHONY: test
 test: setup build ## Install what the tests need and run them all
 	@go vet $(PACKAGES)
-	@SKERRY_REQUIRE_PROBES=1 SKERRY_BIN=$(CURDIR)/bin go test -timeout 15m $(PACKAGES)
+	@SKERRY_REQUIRE_PROBES=1 SKERRY_BIN=$(CURDIR)/bin deploy/scripts/test.sh -timeout 15m $(PACKAGES)
 
 .PHONY: race
 RACE ?= ./runnerd/... ./coordinator/... ./proto/... ./config/... ./cmd/...
