@@ -9,7 +9,10 @@ status=$?
 if [ $status -ne 0 ]; then
 	grep -vE '^(=== |[[:space:]]*--- PASS|[[:space:]]*--- SKIP)' "$log" | grep -v 'no test files' | tail -n 600
 fi
-skipped=$(grep -B1 -E '^[[:space:]]*--- SKIP' "$log" | grep -v '^--$' || true)
+skipped=$(awk '
+	/^=== (RUN|CONT|NAME)/ { test = $3 }
+	/_test\.go:[0-9]+: / { reason[test] = $0 }
+	/--- SKIP: / { print "  " $3 ":" reason[$3] }' "$log")
 [ -z "$skipped" ] || printf 'skipped, and why:\n%s\n' "$skipped"
 [ $status -ne 0 ] || grep -E '^ok[[:space:]]' "$log"
 exit $status
