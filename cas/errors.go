@@ -27,8 +27,6 @@ var (
 	ErrLoop = errors.New("too many levels of symbolic links")
 	// ErrNotDir: a component of a path is not a directory.
 	ErrNotDir = errors.New("not a directory")
-	// ErrIsDir: a file was wanted and the path is a directory.
-	ErrIsDir = errors.New("is a directory")
 	// ErrInvalid: an argument or an encoding breaks a rule.
 	ErrInvalid = errors.New("invalid")
 	// ErrLimit: a limit was passed; see LimitError.

@@ -92,9 +92,6 @@ func (id ID) Time() time.Time {
 	return time.UnixMilli(int64(binary.BigEndian.Uint64(head[:])))
 }
 
-// IsZero reports whether id is the zero value.
-func (id ID) IsZero() bool { return id == ID{} }
-
 func clip(s string) string {
 	const most = 64
 	if len(s) > most {
