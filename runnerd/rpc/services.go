@@ -17,6 +17,7 @@ import (
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 	"skerry.internal/proto/skerry/v1/skerryv1connect"
+	"skerry.internal/proto/wire"
 	"skerry.internal/runnerd/execution"
 	"skerry.internal/runnerd/journal"
 	"skerry.internal/runnerd/workspace"
@@ -60,11 +61,10 @@ func New(cfg Config, engine *execution.Engine, workspaces *workspace.Manager, st
 // reachable by the coordinator alone: over the connection that the runner dialled.
 func (s *Services) Handler() http.Handler {
 	mux := http.NewServeMux()
-	options := []connect.HandlerOption{
-		connect.WithReadMaxBytes(s.cfg.MaxRequestBytes),
+	options := append([]connect.HandlerOption{
 		connect.WithInterceptors(errorMapper{s.log}),
 		connect.WithRecover(s.recovered),
-	}
+	}, wire.HandlerOptions(s.cfg.MaxRequestBytes)...)
 	mux.Handle(skerryv1connect.NewExecutionServiceHandler(executions{s}, options...))
 	mux.Handle(skerryv1connect.NewFileServiceHandler(files{s}, options...))
 	mux.Handle(skerryv1connect.NewWorkspaceServiceHandler(workspaces{s}, options...))
