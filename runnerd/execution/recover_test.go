@@ -197,7 +197,7 @@ func TestI1AFailedCommitWaitsForRepair(t *testing.T) {
 		if e.Problem != "" {
 			break
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // only the record tells, and nothing wakes its readers
 	}
 	if _, err := b.engine.Submit(t.Context(), b.w, &skerryv1.Execution{Agent: "a"}, Launch{Argv: []string{"true"}}, &skerryv1.RunShellRequest{}); err == nil {
 		t.Fatal("a workspace that needs repair took another execution")
@@ -225,7 +225,7 @@ func TestAFailedCommitHoldsNoSlot(t *testing.T) {
 			t.Fatal(err)
 		}
 		for w.Writable() == nil { // its commit fails in a moment
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // only the state tells
 		}
 	}
 	id, err := b.engine.Submit(t.Context(), b.w, &skerryv1.Execution{Agent: "a"}, Launch{Argv: []string{"true"}}, &skerryv1.RunShellRequest{})
