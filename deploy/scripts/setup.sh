@@ -8,6 +8,8 @@ need=()
 [ "${1:-}" != race ] || command -v gcc >/dev/null || need+=(gcc libc6-dev)
 command -v bwrap >/dev/null || need+=(bubblewrap)
 [ -x /usr/bin/python3 ] || need+=(python3-minimal)
+command -v skopeo >/dev/null || need+=(skopeo)
+command -v umoci >/dev/null || need+=(umoci)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need+=(ca-certificates)
 [ -d /usr/share/zoneinfo ] || need+=(tzdata)
 if [ "${#need[@]}" -gt 0 ]; then
