@@ -38,6 +38,12 @@ func (r RecordHeader) Size() int64 { return int64(r.h.size) }
 // StoredSize is how many bytes follow the header.
 func (r RecordHeader) StoredSize() int64 { return int64(r.h.stored) }
 
+// Holds reports whether payload has the header's length and checksum, which
+// tells damage from what Open accepted, but not a forgery.
+func (r RecordHeader) Holds(payload []byte) bool {
+	return uint64(len(payload)) == r.h.stored && checksum(payload) == r.h.payloadCRC
+}
+
 // strictDecoder never writes beyond the room that it is given: a frame that
 // holds more than it says, or is followed by others, fails early.
 var strictDecoder = sync.OnceValues(func() (*zstd.Decoder, error) {
@@ -57,7 +63,7 @@ func (r RecordHeader) Open(payload []byte) ([]byte, error) {
 }
 
 func (r RecordHeader) open(payload []byte) ([]byte, error) {
-	if uint64(len(payload)) != r.h.stored || checksum(payload) != r.h.payloadCRC {
+	if !r.Holds(payload) {
 		return nil, errors.New("payload checksum is wrong")
 	}
 	content := payload

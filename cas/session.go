@@ -48,6 +48,42 @@ func (x *Session) Has(d Digest, kind Kind) (size int64, ok bool) {
 	return int64(l.size), ok
 }
 
+// lookupRun is how many objects are looked up while collections wait.
+const lookupRun = 256
+
+// Missing returns the blobs among refs that the store has no readable record
+// of; the others stay until the session ends. A blob that has another size
+// than its ref says is an error that matches ErrInvalid.
+func (x *Session) Missing(refs []Ref) (missing []Ref, err error) {
+	for len(refs) > 0 && err == nil {
+		n := min(len(refs), lookupRun)
+		missing, err = x.missing(refs[:n], missing)
+		refs = refs[n:]
+	}
+	return missing, err
+}
+
+func (x *Session) missing(refs, missing []Ref) ([]Ref, error) {
+	s := x.store
+	s.touches.mu.Lock()
+	defer s.touches.mu.Unlock()
+	for _, r := range refs {
+		if r.Kind != KindBlob {
+			continue
+		}
+		l, ok := s.index.find(r.Digest)
+		switch {
+		case !ok || s.isDamaged(r.Digest):
+			missing = append(missing, r)
+		case int64(l.size) != r.Size:
+			return nil, fmt.Errorf("object %s has %d bytes, not %d: %w", r.Digest, l.size, r.Size, ErrInvalid)
+		default:
+			s.touches.note(r.Digest, roleBlob)
+		}
+	}
+	return missing, nil
+}
+
 // PutRecord appends a record that Open has accepted, as it is stored, unless
 // the object is there, and reports whether it was new. It is durable after
 // Sync. What the object names must have been put or found before.

@@ -7,17 +7,11 @@ import (
 )
 
 // storeMetadata stores chunk lists and then directories, each behind what it
-// names, so that what the store has is complete at every instant.
+// names, so that what the store has is complete at every instant. All blobs
+// are there by now.
 func (p *puller) storeMetadata(ctx context.Context, root cas.Digest) error {
-	for _, l := range p.spool.lists {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		h, payload, _, err := p.spool.read(l.span)
-		if err != nil {
-			return err
-		}
-		fresh, err := p.session.PutRecord(ctx, cas.KindChunkList, h, payload)
+	for _, at := range p.spool.lists {
+		fresh, err := p.storeSpooled(ctx, cas.KindChunkList, at)
 		if err != nil {
 			return err
 		}
@@ -28,6 +22,17 @@ func (p *puller) storeMetadata(ctx context.Context, root cas.Digest) error {
 	return p.storeDirectories(ctx, root)
 }
 
+func (p *puller) storeSpooled(ctx context.Context, kind cas.Kind, at span) (fresh bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	h, payload, err := p.spool.read(at)
+	if err != nil {
+		return false, err
+	}
+	return p.session.PutRecord(ctx, kind, h, payload)
+}
+
 // frame is a directory whose children are being stored.
 type frame struct {
 	dir      cas.Digest
@@ -35,78 +40,32 @@ type frame struct {
 }
 
 // storeDirectories goes through the spooled directories depth first and
-// stores each after its children.
+// stores each after its children. Those that are not spooled are complete.
 func (p *puller) storeDirectories(ctx context.Context, root cas.Digest) error {
-	if _, ok := p.spool.dirs[root]; !ok {
-		return nil // it was complete
-	}
-	begun := map[cas.Digest]bool{}
+	begun := make(map[cas.Digest]bool, len(p.spool.dirs))
 	var stack []frame
-	enter := func(d cas.Digest) error {
-		if _, ok := p.spool.dirs[d]; !ok || begun[d] {
-			return nil
+	enter := func(d cas.Digest) {
+		if x, ok := p.spool.dirs[d]; ok && !begun[d] {
+			begun[d] = true
+			stack = append(stack, frame{d, x.children})
 		}
-		begun[d] = true
-		children, err := p.childrenOf(d)
-		stack = append(stack, frame{d, children})
-		return err
 	}
-	if err := enter(root); err != nil {
-		return err
-	}
-	for len(stack) > 0 {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+	for enter(root); len(stack) > 0; {
 		top := &stack[len(stack)-1]
-		if n := len(top.children); n > 0 {
-			child := top.children[n-1]
-			top.children = top.children[:n-1]
-			if err := enter(child); err != nil {
-				return err
-			}
+		if len(top.children) > 0 {
+			child := top.children[0]
+			top.children = top.children[1:]
+			enter(child)
 			continue
 		}
-		if err := p.storeDirectory(ctx, top.dir); err != nil {
+		fresh, err := p.storeSpooled(ctx, cas.KindDirectory, p.spool.dirs[top.dir].span)
+		if err != nil {
 			return err
+		}
+		if fresh {
+			p.newDirs++
 		}
 		stack = stack[:len(stack)-1]
 	}
 	return nil
-}
-
-// childrenOf returns the directories in d, and checks that what it says of
-// chunked files is what their lists say.
-func (p *puller) childrenOf(d cas.Digest) (children []cas.Digest, err error) {
-	_, _, content, err := p.spool.read(p.spool.dirs[d])
-	if err != nil {
-		return nil, err
-	}
-	refs, err := cas.References(cas.KindDirectory, content)
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range refs {
-		switch r.Kind {
-		case cas.KindDirectory:
-			children = append(children, r.Digest)
-		case cas.KindChunkList:
-			if l, ok := p.spool.lists[r.Digest]; ok && (l.size != r.Size || l.file != r.File) {
-				return nil, malformed(r.Digest, "%s names a file of %d bytes; its chunk list has %d, or of another file", d, r.Size, l.size)
-			}
-		}
-	}
-	return children, nil
-}
-
-func (p *puller) storeDirectory(ctx context.Context, d cas.Digest) error {
-	h, payload, _, err := p.spool.read(p.spool.dirs[d])
-	if err != nil {
-		return err
-	}
-	fresh, err := p.session.PutRecord(ctx, cas.KindDirectory, h, payload)
-	if fresh {
-		p.newDirs++
-	}
-	return err
 }

@@ -155,10 +155,10 @@ func (p *puller) fetchBlobs(ctx context.Context) error {
 		if batch = p.stillLacking(batch); len(batch) == 0 {
 			continue
 		}
-		bad, err := p.fetch(ctx, batch, func(ref cas.Ref, record, _ []byte, h cas.RecordHeader) error {
-			fresh, err := p.session.PutRecord(ctx, cas.KindBlob, h, record[cas.RecordHeaderSize:])
+		bad, err := p.fetch(ctx, batch, func(a arrival) error {
+			fresh, err := p.session.PutRecord(ctx, cas.KindBlob, a.header, a.payload())
 			if err == nil {
-				p.blobs.arrived(ref.Digest)
+				p.blobs.arrived(a.ref.Digest)
 			}
 			if fresh {
 				p.mu.Lock()
@@ -232,7 +232,7 @@ func (p *puller) keep(ctx context.Context, root cas.Digest) error {
 	return p.opt.Hold(ctx, root)
 }
 
-func malformed(d cas.Digest, format string, args ...any) error {
+func malformed(d cas.Digest, format string, args ...any) *Error {
 	e := failure(Protocol, "take the snapshot anew at the source", format, args...)
 	e.Object, e.Cause = d, errMalformedTree
 	return e

@@ -10,12 +10,24 @@ import (
 	"skerry.internal/cas"
 )
 
+// arrival is an object that has been received and checked. Its slices are
+// valid during the call alone.
+type arrival struct {
+	ref     cas.Ref
+	header  cas.RecordHeader
+	record  []byte // header and payload
+	content []byte
+	names   []cas.Ref // what a directory or chunk list names
+}
+
+func (a *arrival) payload() []byte { return a.record[cas.RecordHeaderSize:] }
+
 // receiver takes one answer apart. It believes nothing: what was not asked
 // for, comes twice, is larger than it may be or never ends fails the answer.
 type receiver struct {
 	p        *puller
 	expected map[cas.Digest]cas.Ref
-	accept   func(ref cas.Ref, record, content []byte, h cas.RecordHeader) error
+	accept   func(arrival) error
 
 	partial []byte // the beginning of a record whose end has not come
 	bad     []cas.Ref
@@ -28,7 +40,7 @@ const maxIdleSlices = 16
 
 // fetch asks for refs and passes each good record to accept. It returns those
 // that came damaged; the receiver counts them.
-func (p *puller) fetch(ctx context.Context, refs []cas.Ref, accept func(cas.Ref, []byte, []byte, cas.RecordHeader) error) (bad []cas.Ref, err error) {
+func (p *puller) fetch(ctx context.Context, refs []cas.Ref, accept func(arrival) error) (bad []cas.Ref, err error) {
 	r := &receiver{p: p, expected: make(map[cas.Digest]cas.Ref, len(refs)), accept: accept}
 	for _, ref := range refs {
 		if _, twice := r.expected[ref.Digest]; twice {
@@ -208,16 +220,17 @@ func (r *receiver) whole(b []byte) (int, error) {
 	if err := r.p.received(int64(n)); err != nil {
 		return 0, err
 	}
-	content, err := h.Open(b[cas.RecordHeaderSize:n])
+	a := arrival{ref: ref, header: h, record: b[:n]}
+	a.content, err = h.Open(a.payload())
 	if err == nil && ref.Kind != cas.KindBlob {
-		_, err = cas.References(ref.Kind, content)
+		a.names, err = cas.References(ref.Kind, a.content)
 	}
 	if err != nil {
 		r.bad = append(r.bad, ref)
 		return n, r.p.spoiled(ref, err)
 	}
 	r.p.meter.add(Progress{Objects: 1, Bytes: int64(n)})
-	return n, r.accept(ref, b[:n], content, h)
+	return n, r.accept(a)
 }
 
 // finish checks that all came that was asked for.

@@ -12,23 +12,29 @@ import (
 // span is where a record lies in the spool.
 type span struct{ off, size int64 }
 
+// spooled is a directory in the spool, and the directories that it names.
+type spooled struct {
+	span
+	children []cas.Digest
+}
+
+// file is what a chunk list is of.
+type file struct {
+	size   int64
+	digest cas.Digest
+}
+
 // spool keeps the records of directories and chunk lists until what they name
 // has been stored. It is a file without a name, so memory holds only where
-// each one lies.
+// each one lies and how directories nest.
 type spool struct {
-	file *os.File
+	data *os.File
 
 	mu    sync.Mutex
 	end   int64
-	dirs  map[cas.Digest]span
-	lists map[cas.Digest]listed
-}
-
-// listed is a chunk list in the spool, and what it says of its file.
-type listed struct {
-	span
-	size int64
-	file cas.Digest
+	dirs  map[cas.Digest]spooled
+	lists map[cas.Digest]span
+	files map[cas.Digest]file // by chunk list, as the directories say
 }
 
 func newSpool(session *cas.Session) (*spool, error) {
@@ -36,63 +42,73 @@ func newSpool(session *cas.Session) (*spool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("spool of directories: %w", err)
 	}
-	return &spool{file: f, dirs: make(map[cas.Digest]span), lists: make(map[cas.Digest]listed)}, nil
+	return &spool{data: f, dirs: make(map[cas.Digest]spooled), lists: make(map[cas.Digest]span), files: make(map[cas.Digest]file)}, nil
 }
 
-func (s *spool) close() error { return s.file.Close() }
+func (s *spool) close() error { return s.data.Close() }
 
-// append writes the parts of a record behind each other.
-func (s *spool) append(parts ...[]byte) (span, error) {
+// add keeps a directory or chunk list, unless what it says of chunked files
+// contradicts what others say.
+func (s *spool) add(a *arrival) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := span{off: s.end}
-	for _, p := range parts {
-		if _, err := s.file.WriteAt(p, at.off+at.size); err != nil {
-			return span{}, fmt.Errorf("spool of directories: %w", err)
-		}
-		at.size += int64(len(p))
-	}
+	at := span{s.end, int64(len(a.record))}
 	s.end += at.size
-	return at, nil
-}
-
-// add keeps a directory or chunk list. content is what the record holds.
-func (s *spool) add(ref cas.Ref, head, payload, content []byte) error {
-	at, err := s.append(head, payload)
-	if err != nil {
-		return err
-	}
-	if ref.Kind == cas.KindDirectory {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.dirs[ref.Digest] = at
-		return nil
-	}
-	size, file, err := cas.ChunkedFile(content)
-	if err != nil {
-		return err
+	s.mu.Unlock()
+	if _, err := s.data.WriteAt(a.record, at.off); err != nil {
+		return fmt.Errorf("spool of directories: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lists[ref.Digest] = listed{at, size, file}
+	if a.ref.Kind == cas.KindDirectory {
+		return s.addDir(a, at)
+	}
+	size, digest, err := cas.ChunkedFile(a.content)
+	if err != nil {
+		return err
+	}
+	s.lists[a.ref.Digest] = at
+	return s.agrees(a.ref.Digest, file{size, digest})
+}
+
+func (s *spool) addDir(a *arrival, at span) error {
+	d := spooled{span: at}
+	for _, r := range a.names {
+		switch r.Kind {
+		case cas.KindDirectory:
+			d.children = append(d.children, r.Digest)
+		case cas.KindChunkList:
+			if err := s.agrees(r.Digest, file{r.Size, r.File}); err != nil {
+				return err
+			}
+		}
+	}
+	s.dirs[a.ref.Digest] = d
 	return nil
 }
 
-// read returns a record and its content.
-func (s *spool) read(at span) (h cas.RecordHeader, payload, content []byte, err error) {
-	raw := make([]byte, at.size)
-	if _, err := s.file.ReadAt(raw, at.off); err != nil {
-		return h, nil, nil, fmt.Errorf("spool of directories: %w", err)
+func (s *spool) agrees(list cas.Digest, f file) error {
+	was, known := s.files[list]
+	if known && was != f {
+		return malformed(list, "the chunk list %s is of a file of %d bytes, and of another of %d", list, was.size, f.size)
 	}
-	h, err = cas.ParseRecordHeader(raw)
-	if err == nil {
-		payload = raw[cas.RecordHeaderSize:]
-		content, err = h.Open(payload)
+	s.files[list] = f
+	return nil
+}
+
+// read returns a record as it was added.
+func (s *spool) read(at span) (h cas.RecordHeader, payload []byte, err error) {
+	raw := make([]byte, at.size)
+	if _, err = s.data.ReadAt(raw, at.off); err == nil {
+		h, err = cas.ParseRecordHeader(raw)
 	}
 	if err != nil {
-		return h, nil, nil, fmt.Errorf("spool of directories: %w", err)
+		return h, nil, fmt.Errorf("spool of directories: %w", err)
 	}
-	return h, payload, content, nil
+	payload = raw[cas.RecordHeaderSize:]
+	if !h.Holds(payload) {
+		return h, nil, fmt.Errorf("spool of directories: %w", cas.ErrCorrupt)
+	}
+	return h, payload, nil
 }
 
 var errMalformedTree = errors.New("the tree contradicts itself")

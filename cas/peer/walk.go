@@ -46,30 +46,23 @@ type nextLevel struct {
 
 // took takes over a directory or chunk list: keeps its record for later, and
 // has what it names fetched, now or with the next level.
-func (n *nextLevel) took(ctx context.Context, ref cas.Ref, record, content []byte) error {
+func (n *nextLevel) took(ctx context.Context, a arrival) error {
 	p := n.p
-	refs, err := cas.References(ref.Kind, content)
-	if err != nil {
+	if err := p.spool.add(&a); err != nil {
 		return err
 	}
-	if err := p.spool.add(ref, record[:cas.RecordHeaderSize], record[cas.RecordHeaderSize:], content); err != nil {
-		return err
-	}
-	var blobs []cas.Ref
-	for _, r := range refs {
+	for _, r := range a.names {
 		if r.Kind != cas.KindBlob {
 			n.add(r)
-			continue
-		}
-		size, ok := p.session.Has(r.Digest, cas.KindBlob)
-		if ok && size != r.Size {
-			return malformed(r.Digest, "%s names %s with %d bytes; it has %d", ref.Digest, r.Digest, r.Size, size)
-		}
-		if !ok {
-			blobs = append(blobs, r)
 		}
 	}
-	added, err := p.blobs.add(ctx, blobs)
+	lacking, err := p.session.Missing(a.names)
+	if err != nil {
+		e := malformed(a.ref.Digest, "%s names a file with a size that it has not got", a.ref.Digest)
+		e.Cause = err
+		return e
+	}
+	added, err := p.blobs.add(ctx, lacking)
 	p.meter.add(Progress{KnownObjects: int64(added)})
 	return err
 }
@@ -121,8 +114,9 @@ func (p *puller) readLevel(ctx context.Context, level []cas.Ref, next *nextLevel
 	p.meter.add(Progress{KnownObjects: int64(len(level))})
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(p.opt.Batches)
+	size := min(max(len(level)/p.opt.Batches+1, 32), MaxBatch/8)
 	for len(level) > 0 {
-		n := min(len(level), MaxBatch/8)
+		n := min(len(level), size)
 		batch := level[:n]
 		level = level[n:]
 		group.Go(func() error { return p.fetchMetadata(ctx, batch, next) })
@@ -132,9 +126,7 @@ func (p *puller) readLevel(ctx context.Context, level []cas.Ref, next *nextLevel
 
 func (p *puller) fetchMetadata(ctx context.Context, batch []cas.Ref, next *nextLevel) error {
 	for len(batch) > 0 {
-		bad, err := p.fetch(ctx, batch, func(ref cas.Ref, record, content []byte, _ cas.RecordHeader) error {
-			return next.took(ctx, ref, record, content)
-		})
+		bad, err := p.fetch(ctx, batch, func(a arrival) error { return next.took(ctx, a) })
 		if err != nil {
 			return err
 		}
@@ -159,28 +151,28 @@ func (p *puller) readLocal(ctx context.Context, level []cas.Ref, next *nextLevel
 		digests = append(digests, r.Digest)
 	}
 	err := p.store.ReadStored(ctx, digests, func(rec cas.StoredRecord) error {
-		ref := here[rec.Digest]
-		content, ok := openLocal(rec, ref.Kind)
+		a, ok := openLocal(rec, here[rec.Digest])
 		if !ok {
-			absent = append(absent, ref)
+			absent = append(absent, a.ref)
 			return nil
 		}
-		return next.took(ctx, ref, rec.Record, content)
+		return next.took(ctx, a)
 	})
 	return absent, err
 }
 
-func openLocal(rec cas.StoredRecord, kind cas.Kind) (content []byte, ok bool) {
+func openLocal(rec cas.StoredRecord, ref cas.Ref) (a arrival, ok bool) {
+	a = arrival{ref: ref, record: rec.Record}
 	if rec.Err != nil {
-		return nil, false
+		return a, false
 	}
-	h, err := cas.ParseRecordHeader(rec.Record)
-	if err != nil {
-		return nil, false
+	var err error
+	if a.header, err = cas.ParseRecordHeader(rec.Record); err != nil {
+		return a, false
 	}
-	if content, err = h.Open(rec.Record[cas.RecordHeaderSize:]); err != nil {
-		return nil, false
+	if a.content, err = a.header.Open(a.payload()); err != nil {
+		return a, false
 	}
-	_, err = cas.References(kind, content)
-	return content, err == nil
+	a.names, err = cas.References(ref.Kind, a.content)
+	return a, err == nil
 }
