@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 )
 
@@ -29,7 +30,7 @@ type link struct {
 func loopback() *link { return &link{name: "loopback", host: "127.0.0.1", teardown: func() {}} }
 
 // delayed makes two network namespaces that reach each other with 20 ms of
-// round trip.
+// round trip, by the kernel's netem or, where it has none, by a delayLine.
 func delayed(ctx context.Context) (*link, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root")
@@ -37,24 +38,48 @@ func delayed(ctx context.Context) (*link, error) {
 	a, b := fmt.Sprintf("casbench-a%d", os.Getpid()), fmt.Sprintf("casbench-b%d", os.Getpid())
 	l := &link{name: "20 ms", host: "10.213.77.1", tls: true,
 		in: []string{"ip", "netns", "exec", a}, out: []string{"ip", "netns", "exec", b}}
-	l.teardown = func() {
+	clean := func() {
 		_ = exec.Command("ip", "netns", "del", a).Run()
 		_ = exec.Command("ip", "netns", "del", b).Run()
 	}
-	for _, args := range [][]string{
-		{"ip", "netns", "add", a}, {"ip", "netns", "add", b},
-		{"ip", "link", "add", "va", "netns", a, "type", "veth", "peer", "name", "vb", "netns", b},
-		{"ip", "-n", a, "addr", "add", "10.213.77.1/24", "dev", "va"}, {"ip", "-n", b, "addr", "add", "10.213.77.2/24", "dev", "vb"},
-		{"ip", "-n", a, "link", "set", "lo", "up"}, {"ip", "-n", a, "link", "set", "va", "up"}, {"ip", "-n", b, "link", "set", "vb", "up"},
-		{"ip", "netns", "exec", a, "tc", "qdisc", "add", "dev", "va", "root", "netem", "delay", "10ms", "limit", "100000"},
-		{"ip", "netns", "exec", b, "tc", "qdisc", "add", "dev", "vb", "root", "netem", "delay", "10ms", "limit", "100000"},
-	} {
-		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
-			l.teardown()
-			return nil, fmt.Errorf("%q: %w: %s", args, err, out)
+	l.teardown = clean
+	err := commands(ctx, "ip netns add "+a, "ip netns add "+b)
+	if err == nil && netem(ctx, a, b) != nil {
+		var stop func()
+		if stop, err = delayLine(ctx, a, b); err == nil {
+			l.teardown = func() { stop(); clean() }
+			err = commands(ctx,
+				"ip -n "+a+" addr add 10.213.77.1 peer 10.213.77.2 dev tun0", "ip -n "+b+" addr add 10.213.77.2 peer 10.213.77.1 dev tun0",
+				"ip -n "+a+" link set tun0 up txqueuelen 100000", "ip -n "+b+" link set tun0 up txqueuelen 100000")
 		}
 	}
+	if err != nil {
+		l.teardown()
+		return nil, err
+	}
 	return l, nil
+}
+
+func netem(ctx context.Context, a, b string) error {
+	err := commands(ctx, "ip link add va netns "+a+" type veth peer name vb netns "+b,
+		"ip netns exec "+a+" tc qdisc add dev va root netem delay 10ms limit 100000",
+		"ip netns exec "+b+" tc qdisc add dev vb root netem delay 10ms limit 100000",
+		"ip -n "+a+" addr add 10.213.77.1/24 dev va", "ip -n "+b+" addr add 10.213.77.2/24 dev vb",
+		"ip -n "+a+" link set va up", "ip -n "+b+" link set vb up")
+	if err != nil {
+		_ = commands(ctx, "ip -n "+a+" link del va")
+	}
+	return err
+}
+
+func commands(ctx context.Context, lines ...string) error {
+	for _, line := range lines {
+		args := strings.Fields(line)
+		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", line, err, out)
+		}
+	}
+	return nil
 }
 
 // certify writes a certificate for the sender's address that signs itself.
