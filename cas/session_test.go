@@ -108,6 +108,22 @@ func TestReadStoredNamesDamage(t *testing.T) {
 	}
 }
 
+// copyRecord puts an object of one store into another.
+func copyRecord(t *testing.T, from *Store, to *Session, d Digest) (fresh bool) {
+	t.Helper()
+	err := from.ReadStored(t.Context(), []Digest{d}, func(rec StoredRecord) error {
+		h, err := ParseRecordHeader(rec.Record)
+		if err == nil {
+			fresh, err = to.PutRecord(t.Context(), KindBlob, h, rec.Record[RecordHeaderSize:])
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fresh
+}
+
 // TestSessionKeepsWhatItFound and what it put, until it ends.
 func TestSessionKeepsWhatItFound(t *testing.T) {
 	a, b := openStore(t, t.TempDir(), Config{}), openStore(t, t.TempDir(), Config{})
@@ -129,23 +145,10 @@ func TestSessionKeepsWhatItFound(t *testing.T) {
 	if _, err := session.Missing([]Ref{{KindBlob, found, 6, Digest{}}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("another size: %v", err)
 	}
-	err = a.ReadStored(t.Context(), []Digest{put}, func(rec StoredRecord) error {
-		h, err := ParseRecordHeader(rec.Record)
-		if err != nil {
-			return err
+	for _, want := range []bool{true, false} {
+		if fresh := copyRecord(t, a, session, put); fresh != want {
+			t.Errorf("put is new: %v, want %v", fresh, want)
 		}
-		fresh, err := session.PutRecord(t.Context(), KindBlob, h, rec.Record[RecordHeaderSize:])
-		if err != nil || !fresh {
-			t.Errorf("put: %v, %v", fresh, err)
-		}
-		fresh, err = session.PutRecord(t.Context(), KindBlob, h, rec.Record[RecordHeaderSize:])
-		if fresh {
-			t.Error("put twice")
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	has := func() (n int) {
 		for _, d := range []Digest{found, put} {

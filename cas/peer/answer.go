@@ -39,18 +39,24 @@ type answer struct {
 
 func (a *answer) run(wants []wanted) error {
 	digests := make([]cas.Digest, 0, len(wants))
-	plan := Totals{}
+	plan, largest := Totals{}, int64(0)
 	for _, w := range wants {
 		a.kinds[w.digest] = w.kind
 		digests = append(digests, w.digest)
 		if n, ok := a.server.store.StoredSize(w.digest); ok {
 			plan.Objects++
 			plan.Bytes += n
+			largest = max(largest, n)
 		}
 	}
 	if err := a.out(Slice{Plan: &plan}); err != nil {
 		return err
 	}
+	release, err := a.server.reserve(a.ctx, largest)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := a.server.store.ReadStored(a.ctx, digests, a.record); err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func (q *blobQueue) take(ctx context.Context) ([]cas.Ref, error) {
 		n++
 	}
 	batch := append([]cas.Ref(nil), q.waiting[:n]...)
-	q.waiting = append(q.waiting[:0], q.waiting[n:]...)
+	q.waiting = q.waiting[n:]
 	q.changed.Broadcast()
 	return batch, nil
 }

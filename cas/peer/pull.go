@@ -109,6 +109,7 @@ type puller struct {
 	blobs   *blobQueue
 	seen    *keySet // directories and chunk lists that were met; by the walk alone
 	meter   meter
+	big     sync.Mutex // held while a big object is opened
 
 	mu       sync.Mutex
 	bytes    int64

@@ -220,17 +220,29 @@ func (r *receiver) whole(b []byte) (int, error) {
 	if err := r.p.received(int64(n)); err != nil {
 		return 0, err
 	}
-	a := arrival{ref: ref, header: h, record: b[:n]}
-	a.content, err = h.Open(a.payload())
-	if err == nil && ref.Kind != cas.KindBlob {
-		a.names, err = cas.References(ref.Kind, a.content)
+	return n, r.open(arrival{ref: ref, header: h, record: b[:n]})
+}
+
+// bigObject is the size from which objects are opened one at a time, since a
+// directory takes several times its size in memory.
+const bigObject = 4 << 20
+
+// open checks what has arrived and passes it on.
+func (r *receiver) open(a arrival) (err error) {
+	if a.header.Size() > bigObject {
+		r.p.big.Lock()
+		defer r.p.big.Unlock()
+	}
+	a.content, err = a.header.Open(a.payload())
+	if err == nil && a.ref.Kind != cas.KindBlob {
+		a.names, err = cas.References(a.ref.Kind, a.content)
 	}
 	if err != nil {
-		r.bad = append(r.bad, ref)
-		return n, r.p.spoiled(ref, err)
+		r.bad = append(r.bad, a.ref)
+		return r.p.spoiled(a.ref, err)
 	}
-	r.p.meter.add(Progress{Objects: 1, Bytes: int64(n)})
-	return n, r.accept(a)
+	r.p.meter.add(Progress{Objects: 1, Bytes: int64(len(a.record))})
+	return r.accept(a)
 }
 
 // finish checks that all came that was asked for.

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"skerry.internal/cas"
 )
 
@@ -18,6 +20,7 @@ type Limits struct {
 	Objects    int           // in one tree; default 8 million (12 to 24 bytes of memory each)
 	Roots      int           // trees at once; default 64
 	AllObjects int           // in all trees whose reach is remembered; default 16 million
+	Memory     int64         // bytes of records in memory for all answers together; default 512 MiB
 	Idle       time.Duration // how long a tree is remembered, and kept, after it was last asked for; default 2 min
 	Send       time.Duration // how long a receiver may take to accept one slice; default 1 min
 }
@@ -32,6 +35,9 @@ func (l Limits) withDefaults() Limits {
 		}
 	}
 	l.Batch = min(l.Batch, MaxBatch)
+	if l.Memory <= 0 {
+		l.Memory = 512 << 20
+	}
 	if l.Idle <= 0 {
 		l.Idle = 2 * time.Minute
 	}
@@ -54,6 +60,7 @@ type Server struct {
 	store   *cas.Store
 	cfg     ServerConfig
 	reaches *reaches
+	memory  *semaphore.Weighted
 
 	mu     sync.Mutex
 	active int
@@ -73,7 +80,8 @@ func NewServer(store *cas.Store, cfg ServerConfig) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Server{store: store, cfg: cfg, reaches: newReaches(store, cfg.Limits), grants: make(map[GrantID]*account)}
+	return &Server{store: store, cfg: cfg, reaches: newReaches(store, cfg.Limits), grants: make(map[GrantID]*account),
+		memory: semaphore.NewWeighted(cfg.Limits.Memory)}
 }
 
 // Limits returns those in force.
@@ -183,6 +191,24 @@ func (s *Server) dropExpired() {
 			delete(s.grants, id)
 		}
 	}
+}
+
+// leastMemory is what one answer needs: a run of a pack, and a slice.
+const leastMemory = 2 << 20
+
+// reserve waits for room in memory for an answer whose largest record has
+// size bytes.
+func (s *Server) reserve(ctx context.Context, size int64) (release func(), err error) {
+	n := min(max(size, leastMemory), s.cfg.Limits.Memory)
+	waiting, cancel := context.WithTimeout(ctx, s.cfg.Limits.Send)
+	defer cancel()
+	if err := s.memory.Acquire(waiting, n); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, failure(Busy, "try again when some transfers have ended", "too many large objects are being sent at once")
+	}
+	return func() { s.memory.Release(n) }, nil
 }
 
 // spend takes n bytes from what the grant allows.
