@@ -27,6 +27,8 @@ func main() {
 	flag.StringVar(&b.dir, "dir", "", "an empty directory on the disk to measure; it is left as it is afterwards")
 	flag.IntVar(&b.files, "files", 100_000, "files in the tree")
 	flag.Int64Var(&b.bytes, "bytes", 600_000_000, "their bytes together, about")
+	flag.BoolVar(&b.transfer, "transfer", false, "measure transfers between two stores instead, beside rsync; over network namespaces too, as root")
+	flag.IntVar(&b.rounds, "rounds", 3, "transfers of each kind; the median counts")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -41,6 +43,8 @@ type bench struct {
 	files        int
 	bytes        int64
 	rows         []row
+	transfer     bool
+	rounds       int
 }
 
 type row struct {
@@ -57,6 +61,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	if err := b.generate(b.path("tree")); err != nil {
 		return err
+	}
+	if b.transfer {
+		return b.transfers(ctx)
 	}
 	for _, s := range b.steps() {
 		if s.prepare != nil {

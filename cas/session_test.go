@@ -1,0 +1,212 @@
+package cas
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestReadStored: all records come, in the order of the packs, whether they
+// are still buffered, in the open pack or in sealed ones.
+func TestReadStored(t *testing.T) {
+	s := openStore(t, t.TempDir(), Config{MaxPackBytes: 64 << 10})
+	contents := map[Digest][]byte{}
+	var digests []Digest
+	for i := range uint64(200) {
+		content := randomBytes(i, 1+int(i*i)%5000)
+		d, err := s.PutBytes(t.Context(), content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		contents[d] = content
+		digests = append(digests, d)
+	}
+	absent := DigestOf([]byte("absent"))
+	var last loc
+	seen := map[Digest]bool{}
+	err := s.ReadStored(t.Context(), append(digests, absent), func(rec StoredRecord) error {
+		if seen[rec.Digest] {
+			t.Errorf("%s comes twice", rec.Digest)
+		}
+		seen[rec.Digest] = true
+		if rec.Digest == absent {
+			if !errors.Is(rec.Err, ErrNotFound) {
+				t.Errorf("absent: %v", rec.Err)
+			}
+			return nil
+		}
+		l, _ := s.index.find(rec.Digest)
+		if l.pack < last.pack || l.pack == last.pack && l.off <= last.off {
+			t.Errorf("%v comes behind %v", l, last)
+		}
+		last = l
+		h, err := ParseRecordHeader(rec.Record)
+		if err != nil {
+			return err
+		}
+		content, err := h.Open(rec.Record[RecordHeaderSize:])
+		if err != nil || !bytes.Equal(content, contents[rec.Digest]) {
+			t.Errorf("%s: %v", rec.Digest, err)
+		}
+		if n, ok := s.StoredSize(rec.Digest); !ok || n != int64(len(rec.Record)) {
+			t.Errorf("%s: stored size %d, %v; want %d", rec.Digest, n, ok, len(rec.Record))
+		}
+		return nil
+	})
+	if err != nil || len(seen) != len(contents)+1 || last.pack < 3 {
+		t.Fatalf("%d of %d came, the last from pack %d: %v", len(seen), len(contents)+1, last.pack, err)
+	}
+}
+
+// TestReadStoredNamesDamage: a record whose bytes changed is ErrCorrupt, and
+// its neighbours come all the same.
+func TestReadStoredNamesDamage(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, Config{})
+	var digests []Digest
+	for i := range uint64(3) {
+		d, err := s.PutBytes(t.Context(), randomBytes(i, 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests = append(digests, d)
+	}
+	if err := s.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l, _ := s.index.find(digests[1])
+	f, err := os.OpenFile(filepath.Join(dir, "packs", packName(l.pack)), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte{0xff, 0xff}, l.off+recordHeaderSize+500); err != nil {
+		t.Fatal(err)
+	}
+	bad, good := 0, 0
+	err = s.ReadStored(t.Context(), digests, func(rec StoredRecord) error {
+		switch {
+		case rec.Err == nil:
+			good++
+		case errors.Is(rec.Err, ErrCorrupt) && rec.Digest == digests[1]:
+			bad++
+		}
+		return nil
+	})
+	if err != nil || bad != 1 || good != 2 {
+		t.Errorf("%d bad, %d good, %v", bad, good, err)
+	}
+	session, err := s.NewSession(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.End()
+	if _, ok := session.Has(digests[1], KindBlob); ok {
+		t.Error("a damaged object counts as there")
+	}
+}
+
+// copyRecord puts an object of one store into another.
+func copyRecord(t *testing.T, from *Store, to *Session, d Digest) (fresh bool) {
+	t.Helper()
+	err := from.ReadStored(t.Context(), []Digest{d}, func(rec StoredRecord) error {
+		h, err := ParseRecordHeader(rec.Record)
+		if err == nil {
+			fresh, err = to.PutRecord(t.Context(), KindBlob, h, rec.Record[RecordHeaderSize:])
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fresh
+}
+
+// TestSessionKeepsWhatItFound and what it put, until it ends.
+func TestSessionKeepsWhatItFound(t *testing.T) {
+	a, b := openStore(t, t.TempDir(), Config{}), openStore(t, t.TempDir(), Config{})
+	found, err := b.PutBytes(t.Context(), []byte("found"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put, err := a.PutBytes(t.Context(), []byte("put"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := b.NewSession(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := session.Missing([]Ref{{KindBlob, found, 5, Digest{}}, {KindBlob, put, 3, Digest{}}}); err != nil || len(missing) != 1 || missing[0].Digest != put {
+		t.Fatalf("missing %v, %v", missing, err)
+	}
+	if _, err := session.Missing([]Ref{{KindBlob, found, 6, Digest{}}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("another size: %v", err)
+	}
+	for _, want := range []bool{true, false} {
+		if fresh := copyRecord(t, a, session, put); fresh != want {
+			t.Errorf("put is new: %v, want %v", fresh, want)
+		}
+	}
+	has := func() (n int) {
+		for _, d := range []Digest{found, put} {
+			if ok, _ := b.Has(t.Context(), d); ok {
+				n++
+			}
+		}
+		return n
+	}
+	for range 3 {
+		if _, err := b.GC(t.Context(), GCOptions{NoGrace: true}); err != nil {
+			t.Fatal(err)
+		}
+		if has() != 2 {
+			t.Fatal("a collection removed what the session relies on")
+		}
+	}
+	session.End()
+	session.End()
+	for range 3 {
+		if _, err := b.GC(t.Context(), GCOptions{NoGrace: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if has() != 0 {
+		t.Error("what nobody needs stays after the session")
+	}
+}
+
+func TestReferences(t *testing.T) {
+	dir := &Directory{Entries: []Entry{
+		{Name: "big", Type: TypeFile, Size: 5 << 20, Digest: DigestOf([]byte("b")), Chunks: DigestOf([]byte("l"))},
+		{Name: "dir", Type: TypeDir, Digest: DigestOf([]byte("d"))},
+		{Name: "empty", Type: TypeFile, Digest: DigestOf(nil)},
+		{Name: "file", Type: TypeFile, Size: 1, Digest: DigestOf([]byte("f"))},
+		{Name: "link", Type: TypeSymlink, Target: "x"},
+	}}
+	content, err := dir.marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refs, err := References(KindDirectory, content)
+	want := []Ref{
+		{KindChunkList, DigestOf([]byte("l")), 5 << 20, DigestOf([]byte("b"))},
+		{KindDirectory, DigestOf([]byte("d")), -1, Digest{}},
+		{KindBlob, DigestOf([]byte("f")), 1, Digest{}},
+	}
+	if err != nil || len(refs) != len(want) {
+		t.Fatalf("%v, %v", refs, err)
+	}
+	for i := range want {
+		if refs[i] != want[i] {
+			t.Errorf("%v, want %v", refs[i], want[i])
+		}
+	}
+	for _, kind := range []Kind{KindBlob, KindChunkList, KindCommit} {
+		if _, err := References(kind, content); !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrCorrupt) {
+			t.Errorf("as kind %d: %v", kind, err)
+		}
+	}
+}
