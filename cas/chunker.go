@@ -18,9 +18,13 @@ type fastCDC struct {
 	seed          uint64
 }
 
+// AverageChunk is the average size in bytes of a large file's chunks. They have
+// a quarter of it at least, but for the last one, and four times as much at most.
+const AverageChunk = 512 << 10
+
 // storeCDC is the cutting that chunk lists of version 1 use; it never changes.
 var storeCDC = fastCDC{
-	min: 128 << 10, avg: 512 << 10, max: 2 << 20,
+	min: AverageChunk / 4, avg: AverageChunk, max: 4 * AverageChunk,
 	small: 0x0000d91767537000, large: 0x0000d90703537000, // 21 and 17 bits
 }
 

@@ -110,3 +110,22 @@ func ageLeases(tx *bbolt.Tx) error {
 	}
 	return err
 }
+
+// Pinned gives the tree of a pin. One that is not there is ErrNotFound.
+func (s *Store) Pinned(ctx context.Context, name string) (Digest, error) {
+	release, err := s.enter(ctx)
+	if err != nil {
+		return Digest{}, err
+	}
+	defer release()
+	var tree Digest
+	err = s.meta.view(func(tx *bbolt.Tx) error {
+		v := tx.Bucket(bucketPins).Get([]byte(name))
+		if v == nil {
+			return fmt.Errorf("pin %q: %w", name, ErrNotFound)
+		}
+		tree, err = DigestFromBytes(v)
+		return err
+	})
+	return tree, err
+}

@@ -1,9 +1,7 @@
 package cas
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -91,11 +89,11 @@ func (t *TreeWriter) File(p string, mode uint32, mtime time.Time, r io.Reader) e
 	if err != nil {
 		return err
 	}
-	file, err := t.content(r)
+	x, err := t.store.putFile(&contextReader{t.ctx, r})
 	if err != nil {
 		return fmt.Errorf("%.200q: %w", p, err)
 	}
-	return t.set(parent, name, &treeNode{mode: mode & permMask, mtime: mtime, file: file})
+	return t.set(parent, name, &treeNode{mode: mode & permMask, mtime: mtime, file: &treeFile{size: x.Size, digest: x.Digest, chunks: x.Chunks}})
 }
 
 // Symlink makes a symbolic link. The target is not looked at.
@@ -209,50 +207,6 @@ func (t *TreeWriter) drop(parent *treeNode, name string) {
 	}
 	delete(parent.kids, name)
 	t.entries--
-}
-
-// content stores a file of a size that is not known before.
-func (t *TreeWriter) content(r io.Reader) (*treeFile, error) {
-	buf := largeBuffers.Get().(*[2 * ChunkedFrom]byte)
-	defer largeBuffers.Put(buf)
-	r = &contextReader{t.ctx, r}
-	n, err := io.ReadFull(r, buf[:ChunkedFrom])
-	switch {
-	case errors.Is(err, io.EOF):
-		return &treeFile{digest: DigestOf(nil)}, nil
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		f := &treeFile{size: int64(n), digest: DigestOf(buf[:n])}
-		_, err := t.store.put(KindBlob, f.digest, buf[:n])
-		return f, err
-	case err != nil:
-		return nil, err
-	}
-	pipe := newChunkPipe(t.store.cfg.Workers, func(d Digest, chunk []byte) error {
-		_, err := t.store.put(KindBlob, d, chunk)
-		return err
-	})
-	list, err := pipe.cutInto(io.MultiReader(bytes.NewReader(slices.Clone(buf[:n])), r), buf[:])
-	if err != nil {
-		return nil, err
-	}
-	content := list.marshal()
-	f := &treeFile{size: list.size, digest: list.whole, chunks: DigestOf(content)}
-	_, err = t.store.put(KindChunkList, f.chunks, content)
-	return f, err
-}
-
-// contextReader ends with ctx.
-type contextReader struct {
-	ctx context.Context //nolint:containedctx // lives as long as the read
-	r   io.Reader
-}
-
-// Read implements io.Reader.
-func (r *contextReader) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.r.Read(p)
 }
 
 // newTreeDir is a directory that nothing described yet.

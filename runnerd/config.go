@@ -44,6 +44,7 @@ type Config struct {
 	AgentUIDs UIDs   `yaml:"agent_uids"`
 	Limits    Limits `yaml:"limits"`
 	Store     Store  `yaml:"store"`
+	REAPI     REAPI  `yaml:"reapi"`
 	// AllowSecretPaths lets file calls touch names such as .ssh and .env.
 	AllowSecretPaths bool    `yaml:"allow_secret_paths"`
 	Sandbox          Sandbox `yaml:"sandbox"`
@@ -125,6 +126,20 @@ type Sandbox struct {
 	ReadOnly []string `yaml:"read_only"`
 }
 
+// REAPI is the remote cache for build tools; see docs/interop.md.
+type REAPI struct {
+	// Listen is where it is served; empty: not at all. Without a certificate it
+	// must be a loopback address.
+	Listen string `yaml:"listen"`
+	// TokenFile has the token that clients show.
+	TokenFile string `yaml:"token_file"`
+	CertFile  string `yaml:"cert_file"`
+	KeyFile   string `yaml:"key_file"`
+	// MaxBytes and MaxBlobs bound what is kept; then the least recently used goes.
+	MaxBytes config.Bytes `yaml:"max_bytes"`
+	MaxBlobs uint64       `yaml:"max_blobs"`
+}
+
 // DefaultConfig is what holds where the file says nothing.
 func DefaultConfig() Config {
 	host, _ := os.Hostname()
@@ -137,6 +152,7 @@ func DefaultConfig() Config {
 			WorkspaceQueue: 256, UploadBytes: 64 << 30, WorkspaceBytes: 1 << 40, WorkspaceEntries: 20_000_000},
 		Store: Store{CollectEvery: config.Duration(time.Hour), KeepSnapshots: 1000, MinSnapshots: 10,
 			ScrubEvery: config.Duration(7 * 24 * time.Hour), ScrubRate: 16 << 20, MinFree: 256 << 20, MinFreeInodes: 1000},
+		REAPI:    REAPI{MaxBytes: 64 << 30, MaxBlobs: 1_000_000},
 		KeepLogs: config.Duration(30 * 24 * time.Hour), KeepExecutions: 20_000,
 	}
 }
@@ -166,6 +182,8 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "store.min_snapshots", Problem: "must be from 2 to store.keep_snapshots", Remedy: "use the default, 10"}
 	case c.Store.CollectEvery < 0 || c.Store.ScrubEvery < 0:
 		return &config.FieldError{Field: "store.collect_every", Problem: "store.collect_every and store.scrub_every must not be negative", Remedy: "use 0 to turn one off"}
+	case c.REAPI.Listen != "" && c.REAPI.TokenFile == "":
+		return &config.FieldError{Field: "reapi.token_file", Problem: "is needed to serve the remote cache", Remedy: "name a file with a random token, mode 0600"}
 	case c.KeepExecutions <= 0 || c.KeepLogs <= 0:
 		return &config.FieldError{Field: "keep_executions", Problem: "keep_executions and keep_logs must be over 0", Remedy: "use the defaults"}
 	}

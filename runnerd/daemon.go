@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"skerry.internal/cas"
+	"skerry.internal/cas/reapi"
 	"skerry.internal/proto/ids"
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
@@ -45,6 +46,7 @@ type Daemon struct {
 	store      *cas.Store
 	journal    *journal.Journal
 	keeper     *upkeep.Keeper
+	cache      *reapi.Server // nil: not served
 	engine     *execution.Engine
 	workspaces *workspace.Manager
 	handler    http.Handler
@@ -108,9 +110,32 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	}
 	d.engine.StartRetention()
 	d.keeper.Start()
+	if err := d.serveCache(ctx); err != nil {
+		return err
+	}
 	d.handler = rpc.New(rpc.Config{Name: cfg.Name, Version: d.deps.Version, Labels: cfg.Labels, Slots: cfg.slots(), Tier: launcher.Tier(),
 		TierAtLeast: launcher.atLeast, DefaultTimeout: cfg.DefaultTimeout.D(), MaxTimeout: cfg.MaxTimeout.D(),
 		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
+	return nil
+}
+
+// serveCache starts the remote cache when it is configured.
+func (d *Daemon) serveCache(ctx context.Context) (err error) {
+	c := d.cfg.REAPI
+	if c.Listen == "" {
+		return nil
+	}
+	d.cache, err = reapi.Listen(ctx, d.store, reapi.ServerConfig{Config: reapi.Config{MaxBytes: int64(c.MaxBytes), MaxBlobs: int64(c.MaxBlobs), Admit: d.keeper.Admit},
+		Listen: c.Listen, TokenFile: c.TokenFile, CertFile: c.CertFile, KeyFile: c.KeyFile}, d.deps.Logger)
+	if err != nil {
+		return fmt.Errorf("reapi: %w", err)
+	}
+	d.deps.Logger.Info("remote cache served", "address", d.cache.Addr())
+	go func() {
+		if err := d.cache.Serve(); err != nil {
+			d.deps.Logger.Error("remote cache ended", "err", err)
+		}
+	}()
 	return nil
 }
 
@@ -236,6 +261,9 @@ func (d *Daemon) Close() error {
 	var errs []error
 	if d.engine != nil {
 		d.engine.Close()
+	}
+	if d.cache != nil {
+		errs = append(errs, d.cache.Close())
 	}
 	if d.keeper != nil {
 		d.keeper.Close()

@@ -37,7 +37,7 @@ func casCommand() *cobra.Command {
 	c.PersistentFlags().BoolVar(&f.recoverMeta, "recover-meta", false, "when meta.db is lost, rebuild the heads from the commits in the packs")
 	_ = c.MarkPersistentFlagRequired("store")
 	c.AddCommand(casSnapshot(f), casRestore(f), casList(f), casDiff(f), casVerify(f), casGC(f), casRebuild(f), casStats(f),
-		casExport(f), casImport(f), casServe(f), casPull(f), casGrant(f), casKeygen(f))
+		casExport(f), casImport(f), casServe(f), casPull(f), casGrant(f), casKeygen(f), casREAPI(f))
 	return c
 }
 
