@@ -3,6 +3,7 @@ package reapi
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -147,7 +148,7 @@ func (b *bed) read(t *testing.T, d *repb.Digest, offset, limit int64) ([]byte, e
 	var out []byte
 	for {
 		m, err := s.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return out, nil
 		}
 		if err != nil {
@@ -295,7 +296,7 @@ func TestGetTree(t *testing.T) {
 		dirs, messages := 0, 0
 		for {
 			m, err := s.Recv()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			must(t, err)
