@@ -23,7 +23,7 @@ var (
 	bucketMeta    = []byte("meta")
 	bucketLeases  = []byte("leases")  // name -> tree, collections left LE64
 	bucketPins    = []byte("pins")    // name -> tree
-	bucketEpochs  = []byte("epochs")  // "mark": last pack at the last collection, "top": highest pack ever, LE64
+	bucketEpochs  = []byte("epochs")  // "mark": last pack at the last collection, "top": highest pack ever, "sealed": highest pack known to be sealed, "sweep": 1 while index runs may know of dead records; LE64
 	bucketDead    = []byte("dead")    // pack, BE64 -> offsets of records that were collected, LE64 each
 	bucketTrash   = []byte("trash")   // pack, BE64 -> it is on its way to the trash
 	bucketShallow = []byte("shallow") // commit whose parent was collected
@@ -194,6 +194,15 @@ func markDurable(tx *bbolt.Tx, pos position) error {
 		}
 	}
 	return b.Put(key, leBytes(uint64(pos.off)))
+}
+
+// markSealed records in tx that pack seq and those before it are complete.
+func markSealed(tx *bbolt.Tx, seq uint64) error {
+	b := tx.Bucket(bucketEpochs)
+	if leUint64(b.Get([]byte("sealed"))) >= seq {
+		return nil
+	}
+	return b.Put([]byte("sealed"), leBytes(seq))
 }
 
 func leUint64(b []byte) uint64 {

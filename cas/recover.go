@@ -7,72 +7,54 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
-// recoverPacks brings the index up to the packs: it maps the runs that are
-// good, rebuilds those that are missing or damaged, and finds the end of the
-// open pack, which is the last one when it has no run.
+// recoverPacks brings the index up to the packs: it rebuilds the runs that are
+// missing, and finds the end of the open pack. That is the last one, if it has
+// no run and meta.db does not know it as sealed. The good runs were loaded.
 func (s *Store) recoverPacks(ctx context.Context, seqs []uint64) error {
-	if err := s.loadRuns(); err != nil {
-		return err
-	}
 	top, err := s.meta.epoch("top")
 	if err != nil {
 		return err
 	}
-	s.writer.seq = top // numbers are never used again
+	sealed, err := s.meta.epoch("sealed")
+	if err != nil {
+		return err
+	}
+	s.writer.seq = max(top, sealed) // numbers are never used again
 	for i, seq := range seqs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		last := i == len(seqs)-1
-		dead, err := s.meta.deadOffsets(seq)
-		switch {
-		case err != nil:
-		case s.index.covers(seq):
-			s.writer.seq = max(s.writer.seq, seq)
-		case last && seq >= top && len(dead) == 0:
-			err = s.recoverOpenPack(seq)
-		default:
-			err = s.rebuildSealed(seq)
-		}
-		if err != nil {
+		if err := s.recoverPack(seq, i == len(seqs)-1 && seq >= top && seq > sealed); err != nil {
 			return fmt.Errorf("%s: %w", packName(seq), err)
 		}
+	}
+	s.index.sortRuns()
+	if last := s.index.lastSealed(); last > sealed {
+		return s.meta.update(func(tx *bbolt.Tx) error { return markSealed(tx, last) })
 	}
 	return nil
 }
 
-// loadRuns maps every good run. A damaged one is left to be rebuilt.
-func (s *Store) loadRuns() error {
-	entries, err := os.ReadDir(s.indexDir())
-	if err != nil {
+// recoverPack indexes a pack that no run covers; mayBeOpen says whether it can
+// be the one that was being written.
+func (s *Store) recoverPack(seq uint64, mayBeOpen bool) error {
+	if s.index.covers(seq) {
+		s.writer.seq = max(s.writer.seq, seq)
+		return nil
+	}
+	dead, err := s.meta.deadOffsets(seq)
+	switch {
+	case err != nil:
 		return err
+	case mayBeOpen && len(dead) == 0:
+		return s.recoverOpenPack(seq)
 	}
-	for _, e := range entries {
-		path := filepath.Join(s.indexDir(), e.Name())
-		if strings.HasPrefix(e.Name(), ".tmp-") {
-			_ = os.Remove(path) // what a crash left of a write
-			continue
-		}
-		if !strings.HasSuffix(e.Name(), ".idx") {
-			continue
-		}
-		run, err := openIndexRun(path)
-		if errors.Is(err, ErrCorrupt) {
-			s.log.Warn("index run is damaged and will be rebuilt", "file", e.Name(), "error", err)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		s.index.runs = append(s.index.runs, run)
-	}
-	return nil
+	return s.rebuildSealed(seq)
 }
 
 // recoverOpenPack finds the end of the pack that was being written. Records

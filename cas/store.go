@@ -35,7 +35,8 @@ type Config struct {
 	// lost.
 	RecoverMeta bool
 
-	faults faults
+	faults      faults
+	mergeByHand bool // index runs are merged by mergeIndex only, for tests
 }
 
 func (c Config) withDefaults() Config {
@@ -70,6 +71,8 @@ type Store struct {
 	touches *touches
 	damaged damagedObjects
 	maint   sync.RWMutex // held for writing by what removes packs or index runs
+	merging sync.Mutex   // held by what merges index runs; maint comes first
+	merger  *indexMerger
 	writer  *packWriter
 	reader  *packReader
 	meta    *metaDB
@@ -115,6 +118,7 @@ func Open(ctx context.Context, dir string, cfg Config) (_ *Store, err error) {
 		return nil, err
 	}
 	s.caches = newStatCaches(s)
+	s.merger = newIndexMerger(s)
 	s.keepReserve()
 	return s, nil
 }
@@ -131,7 +135,10 @@ func (s *Store) openPacks(ctx context.Context) error {
 		return err
 	}
 	s.meta.faults = s.cfg.faults
-	if err := s.endSweep(); err != nil {
+	if err := s.loadRuns(); err != nil {
+		return err
+	}
+	if err := s.endSweep(); err != nil { // that a crash interrupted
 		return err
 	}
 	if seqs, err = listPacks(s.packDir()); err != nil {
@@ -154,21 +161,27 @@ func (s *Store) openPacks(ctx context.Context) error {
 	return s.replayPending()
 }
 
-// sealed writes the index run of a pack that is full and keeps its file for
-// reading. It runs under the writer's lock.
+// sealed writes the index run of a pack that is full, has meta.db know that it
+// is complete, and keeps its file for reading. It runs under the writer's lock.
 func (s *Store) sealed(f *os.File, seq uint64) error {
 	if err := s.cfg.faults.at("write index run"); err != nil {
 		return err
 	}
-	run, err := writeIndexRun(s.indexDir(), seq, seq, s.index.openEntries())
-	if err == nil {
-		err = s.cfg.faults.at("index run written")
-	}
+	run, err := writeIndexRun(s.indexDir(), seq, seq, s.index.openEntries(), s.cfg.faults)
 	if err != nil {
 		return err
 	}
+	if err = s.cfg.faults.at("index run written"); err == nil {
+		err = s.meta.update(func(tx *bbolt.Tx) error { return markSealed(tx, seq) })
+	}
+	if err != nil {
+		return errors.Join(err, run.close())
+	}
 	s.index.seal(run)
 	s.reader.keep(seq, f)
+	if s.merger != nil {
+		s.merger.poke()
+	}
 	return nil
 }
 
@@ -242,6 +255,9 @@ func (s *Store) Close() error {
 // release undoes as much of Open as was done.
 func (s *Store) release() error {
 	var errs []error
+	if s.merger != nil {
+		s.merger.close()
+	}
 	if s.caches != nil {
 		s.caches.close()
 	}
