@@ -125,7 +125,7 @@ func loseUnsynced(t *testing.T, dir string) {
 			return
 		}
 	}
-	m, err := openMeta(filepath.Join(dir, "meta.db"), false)
+	m, err := openMeta(filepath.Join(dir, "meta.db"))
 	if err != nil {
 		t.Fatal(err)
 	}

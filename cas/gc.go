@@ -2,11 +2,8 @@ package cas
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
-
-	"go.etcd.io/bbolt"
 )
 
 // GCOptions says what a collection keeps.
@@ -219,27 +216,11 @@ func (s *Store) sealOpenPack() error {
 		return err
 	}
 	pos := position{seq: s.writer.current() + 1}
-	return s.meta.update(func(tx *bbolt.Tx) error { return s.settleSealed(tx, pos) })
+	return s.meta.update(func(tx *metaTx) error { return s.settleSealed(tx, pos) })
 }
 
 // settleSealed takes the commits out of the pending bucket that lie in sealed
 // packs.
-func (s *Store) settleSealed(tx *bbolt.Tx, before position) error {
-	pending := tx.Bucket(bucketPending)
-	var settled [][]byte
-	left := int64(0)
-	err := pending.ForEach(func(k, _ []byte) error {
-		d, err := DigestFromBytes(k)
-		if l, ok := s.index.find(d); err == nil && ok && l.pack < before.seq {
-			settled = append(settled, k)
-		} else {
-			left++
-		}
-		return nil
-	})
-	for _, k := range settled {
-		err = errors.Join(err, pending.Delete(k))
-	}
-	s.riding.Store(left)
-	return err
+func (s *Store) settleSealed(tx *metaTx, before position) error {
+	return s.unpend(tx, func(l loc) bool { return l.pack < before.seq })
 }

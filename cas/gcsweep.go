@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -113,7 +112,7 @@ func (g *collection) commitSweep(drop, thin []*packUse) error {
 	if err != nil {
 		return err
 	}
-	return g.store.meta.update(func(tx *bbolt.Tx) error { return g.record(tx, pos, drop, thin) })
+	return g.store.meta.update(func(tx *metaTx) error { return g.record(tx, pos, drop, thin) })
 }
 
 // emptyPacks moves what is needed of packs to the open one, and returns which
@@ -200,26 +199,26 @@ func (g *collection) moveRecord(f *os.File, e indexEntry) (int64, error) {
 }
 
 // record writes the decision into meta.db.
-func (g *collection) record(tx *bbolt.Tx, pos position, drop, thin []*packUse) error {
+func (g *collection) record(tx *metaTx, pos position, drop, thin []*packUse) error {
 	var errs []error
-	deadLists, trash, epochs, shallow := tx.Bucket(bucketDead), tx.Bucket(bucketTrash), tx.Bucket(bucketEpochs), tx.Bucket(bucketShallow)
 	for _, u := range thin {
-		errs = append(errs, deadLists.Put(beBytes(u.seq), mergeOffsets(deadLists.Get(beBytes(u.seq)), u.dead)))
+		key := beBytes(u.seq)
+		errs = append(errs, tx.put(bucketDead, key, mergeOffsets(tx.get(bucketDead, key), u.dead)))
 	}
 	for _, u := range drop {
-		errs = append(errs, trash.Put(beBytes(u.seq), []byte{1}), deadLists.Delete(beBytes(u.seq)))
+		errs = append(errs, tx.put(bucketTrash, beBytes(u.seq), []byte{1}), tx.del(bucketDead, beBytes(u.seq)))
 	}
 	if len(drop)+len(thin) > 0 {
-		errs = append(errs, epochs.Put([]byte("sweep"), leBytes(1)))
+		errs = append(errs, tx.put(bucketEpochs, []byte("sweep"), leBytes(1)))
 	}
-	errs = append(errs, epochs.Put([]byte("mark"), leBytes(g.mark)), epochs.Put([]byte("top"), leBytes(max(g.mark, pos.seq))))
-	var old [][]byte
-	errs = append(errs, shallow.ForEach(func(k, _ []byte) error { old = append(old, k); return nil }))
+	errs = append(errs, tx.put(bucketEpochs, []byte("mark"), leBytes(g.mark)), tx.put(bucketEpochs, []byte("top"), leBytes(max(g.mark, pos.seq))))
+	old, err := tx.keys(bucketShallow)
+	errs = append(errs, err)
 	for _, k := range old {
-		errs = append(errs, shallow.Delete(k))
+		errs = append(errs, tx.del(bucketShallow, k))
 	}
 	for d := range g.shallow {
-		errs = append(errs, shallow.Put(d.Bytes(), []byte{1}))
+		errs = append(errs, tx.put(bucketShallow, d.Bytes(), []byte{1}))
 	}
 	if !g.aged {
 		errs = append(errs, ageLeases(tx))

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,9 +29,10 @@ type Config struct {
 	// StatCacheFlush is how long a changed stat cache may wait until it is
 	// written to disk; default 30 s.
 	StatCacheFlush time.Duration
-	// RecoverMeta lets Open rebuild a lost meta.db from the commits in the
-	// packs. Deleted heads come back, and fences above the last commit are
-	// lost.
+	// RecoverMeta lets Open rebuild a lost or damaged meta.db from the commits
+	// in the packs and from what is readable in the damaged one, which is kept
+	// as meta.db.damaged. Deleted heads come back; fences above the last
+	// commit, pins and leases are lost where they cannot be read.
 	RecoverMeta bool
 
 	faults      faults
@@ -129,12 +129,10 @@ func (s *Store) openPacks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, statErr := os.Stat(filepath.Join(s.dir, "meta.db"))
-	lost := errors.Is(statErr, os.ErrNotExist) && len(seqs) > 0
-	if s.meta, err = openMeta(filepath.Join(s.dir, "meta.db"), !lost || s.cfg.RecoverMeta); err != nil {
+	remains, err := s.openMeta(len(seqs) > 0)
+	if err != nil {
 		return err
 	}
-	s.meta.faults = s.cfg.faults
 	if err := s.loadRuns(); err != nil {
 		return err
 	}
@@ -147,15 +145,15 @@ func (s *Store) openPacks(ctx context.Context) error {
 	s.writer = newPackWriter(s.packDir(), s.format.uuid, s.cfg.MaxPackBytes, s.index)
 	s.writer.sealed, s.writer.hit, s.writer.faults = s.sealed, s.hit, s.cfg.faults
 	s.reader = newPackReader(s.packDir(), s.writer)
-	if err := s.recoverPacks(ctx, seqs); err != nil {
+	if err := s.recoverPacks(ctx, seqs, remains != nil); err != nil {
 		return err
 	}
 	if err := s.loadDamage(); err != nil {
 		return err
 	}
-	if lost {
-		if err := s.recoverHeads(ctx); err != nil {
-			return err
+	if remains != nil {
+		if err := s.recoverMeta(ctx, remains); err != nil {
+			return fmt.Errorf("recover meta.db: %w", err)
 		}
 	}
 	return s.replayPending()
@@ -172,7 +170,7 @@ func (s *Store) sealed(f *os.File, seq uint64) error {
 		return err
 	}
 	if err = s.cfg.faults.at("index run written"); err == nil {
-		err = s.meta.update(func(tx *bbolt.Tx) error { return markSealed(tx, seq) })
+		err = s.meta.update(func(tx *metaTx) error { return markSealed(tx, seq) })
 	}
 	if err != nil {
 		return errors.Join(err, run.close())
@@ -291,7 +289,7 @@ func (s *Store) Sync(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("sync store: %w", err)
 	}
-	return s.meta.update(func(tx *bbolt.Tx) error { return s.settle(tx, pos) })
+	return s.meta.update(func(tx *metaTx) error { return s.settle(tx, pos) })
 }
 
 // Stats says how large the store is.

@@ -1,14 +1,12 @@
 package cas
 
 import (
-	"encoding/binary"
 	"errors"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 
-	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,10 +74,10 @@ func (s *Store) endSweep() error {
 	if err := s.cfg.faults.at("index thinned"); err != nil {
 		return err
 	}
-	return s.meta.update(func(tx *bbolt.Tx) error {
-		errs := []error{tx.Bucket(bucketEpochs).Delete([]byte("sweep"))}
+	return s.meta.update(func(tx *metaTx) error {
+		errs := []error{tx.del(bucketEpochs, []byte("sweep"))}
 		for seq := range gone.packs {
-			errs = append(errs, tx.Bucket(bucketTrash).Delete(beBytes(seq)))
+			errs = append(errs, tx.del(bucketTrash, beBytes(seq)))
 		}
 		return errors.Join(errs...)
 	})
@@ -126,17 +124,17 @@ func (s *Store) anyPack(first, last uint64) bool {
 // all index runs are without it.
 func (m *metaDB) sweeping() (gone *deadRecords, err error) {
 	d := &deadRecords{packs: make(map[uint64]bool), offsets: make(map[uint64][]uint64)}
-	err = m.view(func(tx *bbolt.Tx) error {
-		err := tx.Bucket(bucketTrash).ForEach(func(k, _ []byte) error {
-			d.packs[binary.BigEndian.Uint64(k)] = true
+	err = m.view(func(tx *metaTx) error {
+		err := tx.each(bucketTrash, func(k, _ []byte) error {
+			d.packs[beUint64(k)] = true
 			return nil
 		})
-		if err != nil || len(d.packs) == 0 && leUint64(tx.Bucket(bucketEpochs).Get([]byte("sweep"))) == 0 {
+		if err != nil || len(d.packs) == 0 && leUint64(tx.get(bucketEpochs, []byte("sweep"))) == 0 {
 			return err
 		}
 		gone = d
-		return tx.Bucket(bucketDead).ForEach(func(k, v []byte) error {
-			d.offsets[binary.BigEndian.Uint64(k)] = parseOffsets(v)
+		return tx.each(bucketDead, func(k, v []byte) error {
+			d.offsets[beUint64(k)] = parseOffsets(v)
 			return nil
 		})
 	})
