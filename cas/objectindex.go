@@ -47,11 +47,11 @@ func (x *objectIndex) add(d Digest, l loc) {
 	x.open[d] = l
 }
 
-// openCount is the number of objects in the open pack's part.
+// openCount is the number of records in the open pack's part.
 func (x *objectIndex) openCount() int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	return len(x.open)
+	return len(x.open) + len(x.older)
 }
 
 // openEntries copies the open pack's part.

@@ -17,6 +17,10 @@ const (
 	// 0.3 to 0.9 ms on ext4).
 	zeroAhead    = 256 << 10
 	zeroAheadMin = 64 << 10
+	// maxOpenObjects is how many objects a pack may have when it is sealed,
+	// since the open pack's index lies in memory (about 100 bytes each, and
+	// as much again while its run is sorted and written).
+	maxOpenObjects = 256 << 10
 )
 
 // packWriter appends records to the open pack. Records gather in buf; they
@@ -124,7 +128,7 @@ func (w *packWriter) current() uint64 {
 // ready sees to it that there is an open pack with room. It may let go of the
 // lock for a while.
 func (w *packWriter) ready() error {
-	for w.f != nil && w.off >= w.maxSize {
+	for w.f != nil && (w.off >= w.maxSize || w.index.openCount() >= maxOpenObjects) {
 		if w.syncing {
 			w.synced.Wait()
 			continue

@@ -4,6 +4,9 @@
 // makes the next files' creation slow for a while after many deletions.
 //
 //	go run ./deploy/casbench --runnerd bin/runnerd --dir /var/tmp/bench
+//
+// With --objects N it measures a store of N tiny files instead, for itself:
+// time, memory and space.
 package main
 
 import (
@@ -27,6 +30,7 @@ func main() {
 	flag.StringVar(&b.dir, "dir", "", "an empty directory on the disk to measure; it is left as it is afterwards")
 	flag.IntVar(&b.files, "files", 100_000, "files in the tree")
 	flag.Int64Var(&b.bytes, "bytes", 600_000_000, "their bytes together, about")
+	flag.IntVar(&b.objects, "objects", 0, "measure a tree of so many files of 20 to 200 bytes instead, with memory and space")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -39,6 +43,7 @@ func main() {
 type bench struct {
 	runnerd, dir string
 	files        int
+	objects      int
 	bytes        int64
 	rows         []row
 }
@@ -54,6 +59,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	if b.runnerd, err = filepath.Abs(b.runnerd); err != nil {
 		return err
+	}
+	if b.objects > 0 {
+		return b.runObjects(ctx)
 	}
 	if err := b.generate(b.path("tree")); err != nil {
 		return err
