@@ -70,6 +70,11 @@ func crashRun(t *testing.T, c *crash) (acked Head, err error) {
 				return acked, err
 			}
 		}
+		if i == 3 {
+			if err := s.Rebuild(t.Context()); err != nil {
+				return acked, err
+			}
+		}
 	}
 	return acked, nil
 }
@@ -101,7 +106,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 	}
 	for _, step := range []string{"create pack", "write pack", "fsync pack", "fsync full pack", "write index run", "index run written",
 		"commit meta.db", "meta.db committed", "fsync index run", "rename index run",
-		"fsync index directory", "merge index runs", "remove merged run", "merged runs removed", "thin index run", "index thinned", "move pack to trash", "remove index run", "free pack", "large payload written"} {
+		"fsync index directory", "merge index runs", "remove merged run", "merged runs removed", "remove old run", "thin index run", "index thinned", "move pack to trash", "remove index run", "free pack", "large payload written"} {
 		if steps[step] == 0 {
 			t.Errorf("never crashed at %q", step)
 		}

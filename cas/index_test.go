@@ -2,6 +2,7 @@ package cas
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -344,6 +345,79 @@ func BenchmarkLookup(b *testing.B) {
 		}
 		if err := x.close(); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// TestSealByObjects: a pack is sealed when it holds many objects, however
+// small they are.
+func TestSealByObjects(t *testing.T) {
+	s := openStore(t, t.TempDir(), Config{mergeByHand: true})
+	s.writer.maxObjects = 100
+	for i := range 1050 {
+		if _, err := s.PutBytes(t.Context(), fmt.Append(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if runs, open := len(s.index.sealedRuns()), s.index.openCount(); runs != 10 || open != 50 {
+		t.Errorf("%d runs, %d objects in the open pack", runs, open)
+	}
+}
+
+// TestCollectionFails: when a collection fails at any step after it has
+// decided, no runs are merged or rebuilt on what may not be durable, and the
+// next collection, or opening the store, brings it to its end.
+func TestCollectionFails(t *testing.T) {
+	for n := 1; ; n++ {
+		failing, steps := false, 0
+		dir := t.TempDir()
+		s := openStore(t, dir, Config{MaxPackBytes: 4096, mergeByHand: true, faults: func(step string) error {
+			if !failing || step == "fsync pack" || step == "fsync full pack" { // these end the store
+				return nil
+			}
+			if steps++; steps == n {
+				return errCrash
+			}
+			return nil
+		}})
+		work := t.TempDir()
+		var h Head
+		for round := range 3 {
+			for i := range 6 {
+				writeFile(t, filepath.Join(work, fmt.Sprint("f", i)), string(randomBytes(uint64(round*(i%3)*10+i), 1500)))
+			}
+			h = commit(t, s, "ws", snapshot(t, s, work, "").Tree, fmt.Sprint(round))
+		}
+		gone := DigestOf(randomBytes(11, 1500))
+		s.touches, failing = newTouches(), true
+		_, err := s.GC(t.Context(), GCOptions{Keep: keepOne, NoGrace: true})
+		failing = false
+		if err == nil {
+			if n < 10 {
+				t.Errorf("only %d steps", n-1)
+			}
+			return
+		}
+		if s.index.hasDead() {
+			if err := s.Rebuild(t.Context()); !errors.Is(err, ErrFailed) {
+				t.Errorf("step %d: rebuild: %v", n, err)
+			}
+			if old := s.index.mergeable(); len(old) > 0 {
+				t.Errorf("step %d: would merge %d runs", n, len(old))
+			}
+		}
+		again := openStore(t, copyStore(t, dir), Config{MaxPackBytes: 4096})
+		for _, s := range []*Store{again, s} {
+			collect(t, s, GCOptions{Keep: keepOne, NoGrace: true})
+			if has, _ := s.Has(t.Context(), gone); has {
+				t.Errorf("step %d: an object is there that nobody needs", n)
+			}
+			if rep := verify(t, s); !rep.OK() {
+				t.Errorf("step %d: verify %+v", n, rep)
+			}
+			if got := readCommitted(t, s, h.Tree, "f5"); string(got) != string(randomBytes(45, 1500)) {
+				t.Errorf("step %d: content differs", n)
+			}
 		}
 	}
 }

@@ -18,7 +18,7 @@ func guarded(damage func(reason string) error, fn func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
-			err = damage(fmt.Sprintf("%v\n%s", p, debug.Stack()))
+			err = damage(fmt.Sprint("reading it failed: ", p))
 		}
 	}()
 	return fn()

@@ -30,13 +30,14 @@ const (
 // flush writes it at the same offset. After a failed fsync the kernel may
 // have dropped the pages, so the writer refuses all further work.
 type packWriter struct {
-	dir     string
-	uuid    [16]byte
-	maxSize int64
-	index   *objectIndex
-	sealed  func(f *os.File, seq uint64) error // takes over the file of a pack that is full
-	hit     func(Digest, role) bool            // whether the object is there, and is to stay
-	faults  faults
+	dir        string
+	uuid       [16]byte
+	maxSize    int64
+	maxObjects int
+	index      *objectIndex
+	sealed     func(f *os.File, seq uint64) error // takes over the file of a pack that is full
+	hit        func(Digest, role) bool            // whether the object is there, and is to stay
+	faults     faults
 
 	mu      sync.Mutex
 	synced  sync.Cond // signalled when a sync ends
@@ -59,7 +60,7 @@ type position struct {
 }
 
 func newPackWriter(dir string, uuid [16]byte, maxSize int64, index *objectIndex) *packWriter {
-	w := &packWriter{dir: dir, uuid: uuid, maxSize: maxSize, index: index}
+	w := &packWriter{dir: dir, uuid: uuid, maxSize: maxSize, maxObjects: maxOpenObjects, index: index}
 	w.synced.L = &w.mu
 	return w
 }
@@ -128,7 +129,7 @@ func (w *packWriter) current() uint64 {
 // ready sees to it that there is an open pack with room. It may let go of the
 // lock for a while.
 func (w *packWriter) ready() error {
-	for w.f != nil && (w.off >= w.maxSize || w.index.openCount() >= maxOpenObjects) {
+	for w.f != nil && (w.off >= w.maxSize || w.index.openCount() >= w.maxObjects) {
 		if w.syncing {
 			w.synced.Wait()
 			continue
