@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"sync"
 
 	"go.etcd.io/bbolt"
@@ -57,50 +55,21 @@ type metaUpdate struct {
 	done  chan struct{}
 }
 
-// openMeta opens meta.db after it has checked all of it.
+// openMeta opens meta.db after it has checked all of it. One of version 1 is
+// replaced by what it holds with checksums.
 func openMeta(path string) (*metaDB, error) {
 	sums, err := checkMetaFile(path, nil)
+	var v *VersionError
+	if errors.As(err, &v) && v.Got == 1 {
+		if err = upgradeMeta(path); err == nil {
+			sums, err = checkMetaFile(path, nil)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	m := &metaDB{sums: sums}
 	return m, m.open(path)
-}
-
-// createMeta makes an empty meta.db, complete before it has its name. One that
-// is to be filled by a recovery says so until that is done.
-func createMeta(path string, recovering bool) error {
-	tmp := path + ".tmp"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	var b boltDB
-	if err := b.open(tmp); err != nil {
-		return err
-	}
-	err := b.db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range append(allBuckets, bucketSums) {
-			if _, err := tx.CreateBucket(name); err != nil {
-				return err
-			}
-		}
-		t := &metaTx{tx: tx, sums: make(map[string]bucketSum)}
-		for _, name := range allBuckets {
-			t.sums[string(name)] = bucketSum{}
-		}
-		err := t.put(bucketMeta, []byte("version"), leBytes(metaVersion))
-		if recovering {
-			err = errors.Join(err, t.put(bucketMeta, []byte("recovering"), leBytes(1)))
-		}
-		return errors.Join(err, t.writeSums())
-	})
-	if err = errors.Join(err, b.close()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
 }
 
 // update runs apply in a durable transaction. apply must make all its checks

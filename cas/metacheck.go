@@ -89,6 +89,8 @@ func valueSum(bucket, key, value []byte) uint32 {
 type metaCheck struct {
 	actual map[string]*bucketSum
 	stored map[string]bucketSum
+	bad    error // the first wrong checksum
+	first  bool  // version 1, which had no checksums
 }
 
 // checkMetaFile checks the whole file. With a transaction it checks what that
@@ -118,6 +120,12 @@ func checkMetaFile(path string, tx *bbolt.Tx) (map[string]bucketSum, error) {
 	if err := m.buckets(root.root, c.begin, c.value); err != nil {
 		return nil, err
 	}
+	switch {
+	case c.first:
+		return nil, &VersionError{What: "meta.db", Got: 1, Want: metaVersion}
+	case c.bad != nil:
+		return nil, c.bad
+	}
 	return c.stored, c.compare()
 }
 
@@ -126,16 +134,14 @@ func (c *metaCheck) begin(name string) { c.actual[name] = &bucketSum{} }
 func (c *metaCheck) value(name string, key, sealed []byte) error {
 	c.actual[name].add(key, sealed)
 	value, ok := unsealValue([]byte(name), key, sealed)
-	if name == string(bucketMeta) && leUint64(sealed) == 1 {
-		return &VersionError{What: "meta.db", Got: 1, Want: metaVersion}
+	if name == string(bucketMeta) && string(key) == "version" && leUint64(sealed) == 1 {
+		c.first = true
 	}
-	if !ok {
-		return &MetaError{Bucket: name, Key: string(key), Reason: "checksum is wrong"}
+	if ok && name == string(bucketSums) {
+		c.stored[string(key)], ok = parseBucketSum(value)
 	}
-	if name == string(bucketSums) {
-		if c.stored[string(key)], ok = parseBucketSum(value); !ok {
-			return &MetaError{Bucket: name, Key: string(key), Reason: "is no sum"}
-		}
+	if !ok && c.bad == nil {
+		c.bad = &MetaError{Bucket: name, Key: string(key), Reason: "checksum is wrong"}
 	}
 	return nil
 }

@@ -328,3 +328,42 @@ func TestMetaSums(t *testing.T) {
 		t.Errorf("check: %v", err)
 	}
 }
+
+// TestUpgradeMeta: a meta.db of version 1, without checksums, gets them.
+func TestUpgradeMeta(t *testing.T) {
+	dir, heads := metaStore(t)
+	path := filepath.Join(dir, "meta.db")
+	now, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := bbolt.Open(path+".1", 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = old.Update(func(to *bbolt.Tx) error {
+		return now.View(func(from *bbolt.Tx) error {
+			var errs []error
+			for _, name := range allBuckets {
+				b, err := to.CreateBucket(name)
+				errs = append(errs, err, from.Bucket(name).ForEach(func(k, v []byte) error {
+					return b.Put(bytes.Clone(k), bytes.Clone(v[:len(v)-4]))
+				}))
+			}
+			return errors.Join(append(errs, to.Bucket(bucketMeta).Put([]byte("version"), leBytes(1)))...)
+		})
+	})
+	if err = errors.Join(err, now.Close(), old.Close(), os.Rename(path+".1", path)); err != nil {
+		t.Fatal(err)
+	}
+	s := openStore(t, dir, Config{})
+	if got, err := s.Heads(t.Context()); err != nil || !slices.Equal(got, heads) {
+		t.Errorf("%d heads, %v", len(got), err)
+	}
+	if err := s.Fence(t.Context(), "fenced3", 8); !errors.Is(err, ErrFenced) {
+		t.Errorf("fence: %v", err)
+	}
+	if rep := verify(t, s); !rep.OK() {
+		t.Errorf("verify %+v", rep)
+	}
+}
