@@ -61,6 +61,11 @@ FUZZTIME ?= 20s
 fuzz: ## Run every fuzz target for FUZZTIME (default 20s)
 	@deploy/scripts/fuzz.sh $(FUZZTIME)
 
+SOAK ?= 5m
+.PHONY: soak
+soak: ## Collect garbage beside four writers for SOAK (default 5m), then read all back
+	@SKERRY_SOAK=$(SOAK) go test -count=1 -timeout 0 -v -run 'TestGCWithWriters$$' ./cas
+
 .PHONY: bench
 bench: setup build ## Measure the budgets, side by side with bare bubblewrap
 	@SKERRY_BIN=$(CURDIR)/bin deploy/scripts/bench.sh

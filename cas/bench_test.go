@@ -1,10 +1,13 @@
 package cas
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func benchTree(b *testing.B, files int) string {
@@ -119,4 +122,40 @@ func BenchmarkCommitParallel(b *testing.B) {
 		}
 		names <- head
 	})
+}
+
+// BenchmarkMillionObjects puts a million distinct objects of 20 to 200 bytes
+// and syncs, and tells the process's peak of memory. Run it by itself, with
+// -benchtime 1x.
+func BenchmarkMillionObjects(b *testing.B) {
+	for b.Loop() {
+		dir := b.TempDir()
+		s := openStore(b, dir, Config{})
+		content := make([]byte, 200)
+		for i := range 1_000_000 {
+			binary.LittleEndian.PutUint64(content, uint64(i))
+			if _, err := s.PutBytes(b.Context(), content[:20+i*7919%181]); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := s.Sync(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		st, err := s.Stats(b.Context())
+		if err != nil || st.Objects != 1_000_000 {
+			b.Fatalf("%+v, %v", st, err)
+		}
+		b.ReportMetric(float64(st.PackBytes>>20), "pack-MiB")
+		b.ReportMetric(peakMiB(b), "peak-RSS-MiB")
+	}
+}
+
+// peakMiB is the most memory that the process ever had.
+func peakMiB(b *testing.B) float64 {
+	b.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return float64(u.Maxrss >> 10)
 }

@@ -35,7 +35,7 @@ func (c *crash) at(step string) error {
 // crashRun works on a store until it ends or crashes, and returns the head as
 // it was acknowledged last.
 func crashRun(t *testing.T, c *crash) (acked Head, err error) {
-	s, err := Open(t.Context(), c.dir, Config{MaxPackBytes: 8 << 10, faults: c.at})
+	s, err := Open(t.Context(), c.dir, Config{MaxPackBytes: 8 << 10, faults: c.at, mergeByHand: true})
 	if err != nil {
 		return acked, err
 	}
@@ -60,9 +60,18 @@ func crashRun(t *testing.T, c *crash) (acked Head, err error) {
 		if err != nil {
 			return acked, err
 		}
-		if acked = h; i >= 2 {
+		acked = h
+		if err := s.mergeIndex(goOn); err != nil {
+			return acked, err
+		}
+		if i >= 2 {
 			s.touches = newTouches()
 			if _, err := s.GC(t.Context(), GCOptions{Keep: keepOne, NoGrace: i != 3}); err != nil {
+				return acked, err
+			}
+		}
+		if i == 3 {
+			if err := s.Rebuild(t.Context()); err != nil {
 				return acked, err
 			}
 		}
@@ -96,7 +105,8 @@ func TestCrashAtEveryStep(t *testing.T) {
 		}
 	}
 	for _, step := range []string{"create pack", "write pack", "fsync pack", "fsync full pack", "write index run", "index run written",
-		"commit meta.db", "meta.db committed", "thin index run", "move pack to trash", "remove index run", "free pack", "large payload written"} {
+		"commit meta.db", "meta.db committed", "fsync index run", "rename index run",
+		"fsync index directory", "merge index runs", "remove merged run", "merged runs removed", "remove old run", "thin index run", "index thinned", "move pack to trash", "remove index run", "free pack", "large payload written"} {
 		if steps[step] == 0 {
 			t.Errorf("never crashed at %q", step)
 		}
@@ -111,10 +121,16 @@ func loseUnsynced(t *testing.T, dir string) {
 		return
 	}
 	last := seqs[len(seqs)-1]
-	if _, err := os.Stat(filepath.Join(dir, "index", indexName(last, last))); err == nil {
-		return
+	runs, err := filepath.Glob(filepath.Join(dir, "index", "*.idx"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	m, err := openMeta(filepath.Join(dir, "meta.db"), false)
+	for _, run := range runs {
+		if _, top, ok := parseIndexName(filepath.Base(run)); ok && top >= last {
+			return
+		}
+	}
+	m, err := openMeta(filepath.Join(dir, "meta.db"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,11 +2,8 @@ package cas
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
-
-	"go.etcd.io/bbolt"
 )
 
 // GCOptions says what a collection keeps.
@@ -68,7 +65,7 @@ type collection struct {
 	report  GCReport
 	marker  *marker
 	mark    uint64 // the highest pack that was there at the start
-	old     []bool // for each run: whether its pack is in question
+	before  uint64 // packs up to this one are in question
 	shallow map[Digest]bool
 	aged    bool // leases were counted down
 }
@@ -78,12 +75,12 @@ func (g *collection) run() error {
 	if err := g.store.emptyTrash(); err != nil { // of earlier collections
 		return err
 	}
-	kept, before, err := g.begin()
+	kept, err := g.begin()
 	if err != nil {
 		return err
 	}
 	defer g.store.touches.unwatch()
-	if err := g.markRoots(kept, before); err != nil {
+	if err := g.markRoots(kept); err != nil {
 		return err
 	}
 	if err := g.bury(); err != nil {
@@ -100,14 +97,17 @@ func (g *collection) run() error {
 	return g.store.emptyTrash()
 }
 
-func (g *collection) finish() { g.store.keepReserve() }
+func (g *collection) finish() {
+	g.store.keepReserve()
+	g.store.merger.poke()
+}
 
 // begin seals the open pack, so that what is written from now on lies in
 // packs of its own, and begins a generation of touches.
-func (g *collection) begin() (kept []freshTouch, before uint64, err error) {
+func (g *collection) begin() (kept []freshTouch, err error) {
 	s := g.store
 	if err := s.sealOpenPack(); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	// The packs in question are chosen first: what a session that watch does
 	// not know yet is going to write lies in none of them.
@@ -117,28 +117,24 @@ func (g *collection) begin() (kept []freshTouch, before uint64, err error) {
 	for _, r := range runs {
 		g.mark = max(g.mark, r.last)
 	}
-	if before, err = s.meta.epoch("mark"); err != nil {
-		return nil, 0, err
+	if g.before, err = s.meta.epoch("mark"); err != nil {
+		return nil, err
 	}
 	if g.opt.NoGrace {
-		before = g.mark
+		g.before = g.mark
 	}
 	if first > 0 {
-		before = min(before, first-1)
+		g.before = min(g.before, first-1)
 	}
 	if full {
-		before = 0
+		g.before = 0
 	}
 	g.marker = newMarker(s, runs, g.stop)
-	g.old = make([]bool, len(runs))
-	for i, r := range runs {
-		g.old[i] = r.last <= before
-	}
-	return kept, before, nil
+	return kept, nil
 }
 
 // markRoots marks what heads, pins, leases, touches and young packs need.
-func (g *collection) markRoots(kept []freshTouch, before uint64) error {
+func (g *collection) markRoots(kept []freshTouch) error {
 	heads, err := g.store.heads()
 	if err != nil {
 		return err
@@ -170,11 +166,8 @@ func (g *collection) markRoots(kept []freshTouch, before uint64) error {
 			return fmt.Errorf("%s %q: %w", p.bucket, p.name, err)
 		}
 	}
-	for i, old := range g.old {
-		if old {
-			continue
-		}
-		if err := g.marker.young(i); err != nil {
+	for i := range g.marker.runs {
+		if err := g.marker.young(i, g.before); err != nil {
 			return err
 		}
 	}
@@ -203,18 +196,14 @@ func (g *collection) tryBury() bool {
 	}
 	dead := make(map[*indexRun][]uint64)
 	for i, run := range g.marker.runs {
-		if !g.old[i] {
-			continue
-		}
-		bits, any := make([]uint64, (run.count+63)/64), false
+		bits := newEntrySet(run)
 		for j, m := range g.marker.marks[i] {
-			if m == 0 {
-				bits[j/64] |= 1 << (j % 64)
-				any = true
+			if m == 0 && run.packOf(j) <= g.before {
+				bits.add(j)
 			}
 		}
-		if any {
-			dead[run] = bits
+		if bits.any {
+			dead[run] = bits.bits
 		}
 	}
 	g.store.index.bury(dead)
@@ -227,27 +216,11 @@ func (s *Store) sealOpenPack() error {
 		return err
 	}
 	pos := position{seq: s.writer.current() + 1}
-	return s.meta.update(func(tx *bbolt.Tx) error { return s.settleSealed(tx, pos) })
+	return s.meta.update(func(tx *metaTx) error { return s.settleSealed(tx, pos) })
 }
 
 // settleSealed takes the commits out of the pending bucket that lie in sealed
 // packs.
-func (s *Store) settleSealed(tx *bbolt.Tx, before position) error {
-	pending := tx.Bucket(bucketPending)
-	var settled [][]byte
-	left := int64(0)
-	err := pending.ForEach(func(k, _ []byte) error {
-		d, err := DigestFromBytes(k)
-		if l, ok := s.index.find(d); err == nil && ok && l.pack < before.seq {
-			settled = append(settled, k)
-		} else {
-			left++
-		}
-		return nil
-	})
-	for _, k := range settled {
-		err = errors.Join(err, pending.Delete(k))
-	}
-	s.riding.Store(left)
-	return err
+func (s *Store) settleSealed(tx *metaTx, before position) error {
+	return s.unpend(tx, func(l loc) bool { return l.pack < before.seq })
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -199,114 +198,6 @@ func TestGCRefusesDamage(t *testing.T) {
 	}
 	if has, _ := s.Has(t.Context(), DigestOf([]byte("content"))); !has {
 		t.Error("the file is gone")
-	}
-}
-
-// TestGCWithWriters (F30): collections run without pause, keeping one commit
-// a head, while four writers snapshot trees that go back to earlier contents,
-// so that they rely on what is just being removed.
-func TestGCWithWriters(t *testing.T) {
-	dir := t.TempDir()
-	s := openStore(t, dir, Config{MaxPackBytes: 32 << 10, StatCacheEntries: 40})
-	length := 6 * time.Second
-	if testing.Short() {
-		length = time.Second
-	}
-	deadline := time.Now().Add(length)
-	var writers, side sync.WaitGroup
-	stop := make(chan struct{})
-	collections, removed := 0, int64(0)
-	side.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			rep, err := s.GC(t.Context(), GCOptions{Keep: keepOne, NoGrace: collections%3 == 0})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			collections++
-			removed += int64(rep.PacksRemoved)
-		}
-	})
-	works := make([]string, 4)
-	for a := range works {
-		works[a] = t.TempDir()
-		writers.Go(func() { gcWriter(t, s, works[a], fmt.Sprint("ws", a), deadline) })
-	}
-	writers.Wait()
-	close(stop)
-	side.Wait()
-	t.Logf("%d collections removed %d packs", collections, removed)
-	if removed == 0 {
-		t.Error("nothing was ever removed")
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	s = openStore(t, dir, Config{MaxPackBytes: 32 << 10})
-	if rep := verify(t, s); !rep.OK() {
-		t.Errorf("verify: %+v", rep)
-	}
-	for a, work := range works {
-		h, err := s.Head(t.Context(), fmt.Sprint("ws", a))
-		if err != nil {
-			t.Fatal(err)
-		}
-		out := filepath.Join(t.TempDir(), "out")
-		restore(t, s, h.Tree, out, RestoreOptions{})
-		want, err1 := describe(work, nil)
-		got, err2 := describe(out, nil)
-		if err := errors.Join(err1, err2, compareTrees(want, got)); err != nil {
-			t.Errorf("head %d: %v", a, err)
-		}
-	}
-}
-
-// gcWriter changes a workspace among few contents, some shared with the other
-// writers, and commits it; each commit must be readable at once.
-func gcWriter(t *testing.T, s *Store, work, head string, deadline time.Time) {
-	var h Head
-	for i := 0; time.Now().Before(deadline); i++ {
-		for j := range 3 {
-			path := filepath.Join(work, fmt.Sprint("d", (i+j)%3), fmt.Sprint("f", (i*7+j)%5))
-			err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, randomBytes(uint64((i+j)%9), 2000), 0o644))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-		}
-		key := head
-		if i%2 == 0 {
-			key = ""
-		}
-		res, err := snapshotPath(s, work, key)
-		if err == nil {
-			var now Head
-			now, err = s.Commit(t.Context(), CommitRequest{Head: head, Expect: h.Commit, Tree: res.Tree, Source: fmt.Sprint(head, i), Stats: res.TreeStats})
-			if errors.Is(err, ErrNotFound) {
-				continue // more than two collections came in between
-			}
-			h = now
-		}
-		if err != nil {
-			t.Errorf("round %d: %v", i, err)
-			return
-		}
-		err = s.Walk(t.Context(), h.Tree, "", func(path string, x Entry) error {
-			if x.Type == TypeFile {
-				_, err := s.GetBytes(t.Context(), x.Digest)
-				return err
-			}
-			return nil
-		})
-		if err != nil {
-			t.Errorf("round %d is not readable: %v", i, err)
-			return
-		}
 	}
 }
 

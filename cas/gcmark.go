@@ -126,21 +126,44 @@ func (m *marker) history(d Digest, keep int, shallow map[Digest]bool) (cut Diges
 	return Digest{}, nil
 }
 
-// young keeps a pack that is not in question whole, and what its records
-// name elsewhere.
-func (m *marker) young(i int) error {
+// young keeps the records of a run whose packs are not in question, and what
+// they name elsewhere.
+func (m *marker) young(i int, before uint64) error {
 	run := m.runs[i]
-	f, err := os.Open(filepath.Join(m.store.packDir(), packName(run.first)))
+	if run.last <= before {
+		return nil
+	}
+	var list []int
+	for j := range run.count {
+		if run.packOf(j) > before && !run.isDead(j) {
+			m.marks[i][j] |= roleBlob
+			list = append(list, j)
+		}
+	}
+	run.byPlace(list)
+	for len(list) > 0 {
+		pack, n := run.packOf(list[0]), 1
+		for n < len(list) && run.packOf(list[n]) == pack {
+			n++
+		}
+		if err := m.youngPack(run, pack, list[:n]); err != nil {
+			return err
+		}
+		list = list[n:]
+	}
+	return nil
+}
+
+// youngPack looks at the kinds of a pack's records and follows those that name
+// others.
+func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
+	f, err := os.Open(filepath.Join(m.store.packDir(), packName(pack)))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	head := make([]byte, recordHeaderSize)
-	for j := range run.count {
-		if run.isDead(j) {
-			continue
-		}
-		m.marks[i][j] |= roleBlob
+	for _, j := range list {
 		e := run.entry(j)
 		if _, err := f.ReadAt(head, e.loc.off); err != nil {
 			return err

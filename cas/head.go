@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"go.etcd.io/bbolt"
 )
 
 // Head is a name that points at the latest commit of a line of commits.
@@ -59,9 +57,9 @@ func parseHead(name string, b []byte) (Head, error) {
 }
 
 // readHead returns the head and the lowest epoch that may commit to it.
-func readHead(tx *bbolt.Tx, name string) (h Head, fence uint64, found bool, err error) {
-	fence = leUint64(tx.Bucket(bucketFences).Get([]byte(name)))
-	b := tx.Bucket(bucketHeads).Get([]byte(name))
+func readHead(tx *metaTx, name string) (h Head, fence uint64, found bool, err error) {
+	fence = leUint64(tx.get(bucketFences, []byte(name)))
+	b := tx.get(bucketHeads, []byte(name))
 	if b == nil {
 		return Head{Name: name}, fence, false, nil
 	}
@@ -77,7 +75,7 @@ func (s *Store) Head(ctx context.Context, name string) (Head, error) {
 	}
 	defer release()
 	var h Head
-	err = s.meta.view(func(tx *bbolt.Tx) error {
+	err = s.meta.view(func(tx *metaTx) error {
 		var found bool
 		if h, _, found, err = readHead(tx, name); err == nil && !found {
 			err = ErrNotFound
@@ -101,8 +99,8 @@ func (s *Store) Heads(ctx context.Context) ([]Head, error) {
 }
 
 func (s *Store) heads() (heads []Head, err error) {
-	err = s.meta.view(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketHeads).ForEach(func(k, v []byte) error {
+	err = s.meta.view(func(tx *metaTx) error {
+		return tx.each(bucketHeads, func(k, v []byte) error {
 			h, err := parseHead(string(k), v)
 			heads = append(heads, h)
 			return err
@@ -120,7 +118,7 @@ func (s *Store) DeleteHead(ctx context.Context, name string) error {
 		return err
 	}
 	defer release()
-	err = s.meta.update(func(tx *bbolt.Tx) error {
+	err = s.meta.update(func(tx *metaTx) error {
 		_, fence, found, err := readHead(tx, name)
 		if err != nil {
 			return err
@@ -128,8 +126,8 @@ func (s *Store) DeleteHead(ctx context.Context, name string) error {
 		if !found {
 			return ErrNotFound
 		}
-		return errors.Join(tx.Bucket(bucketHeads).Delete([]byte(name)),
-			tx.Bucket(bucketFences).Put([]byte(name), leBytes(fence)))
+		return errors.Join(tx.del(bucketHeads, []byte(name)),
+			tx.put(bucketFences, []byte(name), leBytes(fence)))
 	})
 	if err != nil {
 		return fmt.Errorf("delete head %q: %w", name, err)
@@ -148,7 +146,7 @@ func (s *Store) Fence(ctx context.Context, name string, epoch uint64) error {
 	if name == "" || len(name) > maxHeadName {
 		return fmt.Errorf("fence head: name of %d bytes, want 1 to %d: %w", len(name), maxHeadName, ErrInvalid)
 	}
-	return s.meta.update(func(tx *bbolt.Tx) error {
+	return s.meta.update(func(tx *metaTx) error {
 		_, fence, _, err := readHead(tx, name)
 		if err != nil {
 			return err
@@ -156,6 +154,6 @@ func (s *Store) Fence(ctx context.Context, name string, epoch uint64) error {
 		if epoch < fence {
 			return &FencedError{Head: name, Epoch: epoch, Current: fence}
 		}
-		return tx.Bucket(bucketFences).Put([]byte(name), leBytes(epoch))
+		return tx.put(bucketFences, []byte(name), leBytes(epoch))
 	})
 }

@@ -2,8 +2,6 @@ package cas
 
 import (
 	"sync"
-
-	"go.etcd.io/bbolt"
 )
 
 // damagedObjects remembers which objects turned out to be unreadable. Such an
@@ -29,8 +27,8 @@ func (s *Store) noteDamage(d Digest, l loc) {
 	if s.caches != nil {
 		s.caches.dropAll()
 	}
-	err := s.meta.update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketDamaged).Put(d.Bytes(), append(leBytes(l.pack), leBytes(uint64(l.off))...))
+	err := s.meta.update(func(tx *metaTx) error {
+		return tx.put(bucketDamaged, d.Bytes(), append(leBytes(l.pack), leBytes(uint64(l.off))...))
 	})
 	if err != nil {
 		s.log.Warn("damage is remembered until the store closes only", "digest", d, "error", err)
@@ -39,8 +37,8 @@ func (s *Store) noteDamage(d Digest, l loc) {
 
 // loadDamage reads from meta.db which objects are still damaged.
 func (s *Store) loadDamage() error {
-	return s.meta.view(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketDamaged).ForEach(func(k, v []byte) error {
+	return s.meta.view(func(tx *metaTx) error {
+		return tx.each(bucketDamaged, func(k, v []byte) error {
 			d, err := DigestFromBytes(k)
 			l, ok := s.index.find(d)
 			if err == nil && ok && len(v) == 16 && l.pack == leUint64(v[:8]) && l.off == int64(leUint64(v[8:])) {

@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	mathbits "math/bits"
 	"os"
 	"path/filepath"
-	"slices"
 	"sort"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +36,8 @@ const (
 var indexMagic = [8]byte{'S', 'K', 'R', 'Y', 'I', 'N', 'D', 'X'}
 
 // indexRun is an immutable sorted index of the packs first to last, mapped
-// into memory.
+// into memory. It has an entry for each of their records that is not dead; of
+// several records of one object the newest comes first.
 type indexRun struct {
 	path        string
 	first, last uint64
@@ -49,42 +50,6 @@ type indexRun struct {
 }
 
 func indexName(first, last uint64) string { return fmt.Sprintf("%016x-%016x.idx", first, last) }
-
-// writeIndexRun makes the run durable under its final name and opens it.
-// Entries need not be sorted; of equal digests the first is kept.
-func writeIndexRun(dir string, first, last uint64, entries []indexEntry) (*indexRun, error) {
-	path := filepath.Join(dir, indexName(first, last))
-	if err := writeFileDurably(path, encodeIndexRun(first, last, entries)); err != nil {
-		return nil, fmt.Errorf("write index %s: %w", filepath.Base(path), err)
-	}
-	return openIndexRun(path)
-}
-
-func encodeIndexRun(first, last uint64, entries []indexEntry) []byte {
-	slices.SortStableFunc(entries, func(a, b indexEntry) int { return a.digest.Compare(b.digest) })
-	entries = slices.CompactFunc(entries, func(a, b indexEntry) bool { return a.digest == b.digest })
-	b := make([]byte, indexHeaderSize+indexFanoutSize, indexHeaderSize+indexFanoutSize+len(entries)*indexEntrySize+indexFooterSize)
-	copy(b, indexMagic[:])
-	binary.LittleEndian.PutUint32(b[8:], indexVersion)
-	binary.LittleEndian.PutUint64(b[16:], uint64(len(entries)))
-	binary.LittleEndian.PutUint64(b[24:], first)
-	binary.LittleEndian.PutUint64(b[32:], last)
-	var counts [256]uint32
-	for _, e := range entries {
-		counts[e.digest.sum[0]]++
-		b = append(b, e.digest.sum[:]...)
-		b = binary.LittleEndian.AppendUint64(b, e.loc.pack)
-		b = binary.LittleEndian.AppendUint64(b, uint64(e.loc.off))
-		b = binary.LittleEndian.AppendUint64(b, e.loc.stored)
-		b = binary.LittleEndian.AppendUint64(b, e.loc.size)
-	}
-	total := uint32(0)
-	for i, c := range counts {
-		total += c
-		binary.LittleEndian.PutUint32(b[indexHeaderSize+4*i:], total)
-	}
-	return appendChecksum(b)
-}
 
 // writeFileDurably replaces path in one step: temporary file, write, fsync,
 // close, rename, fsync of the directory.
@@ -186,27 +151,98 @@ func (r *indexRun) find(d Digest) (loc, bool) {
 // isDead reports whether a collection has removed entry i.
 func (r *indexRun) isDead(i int) bool { return r.dead != nil && r.dead[i/64]&(1<<(i%64)) != 0 }
 
-// search looks for d by its first byte's range and binary search. Dead
-// entries are not found.
+// search looks for d and answers its newest entry that is not dead.
 func (r *indexRun) search(d Digest) (int, bool) {
-	lo, hi := 0, r.fan(int(d.sum[0]))
-	if d.sum[0] > 0 {
-		lo = r.fan(int(d.sum[0]) - 1)
+	lo, hi := r.bucket(d.sum[0])
+	for i := r.lowerBound(d, lo, hi); i < hi && bytes.Equal(r.digest(i), d.sum[:]); i++ {
+		if !r.isDead(i) {
+			return i, true
+		}
 	}
-	if lo > hi {
-		return 0, false
-	}
-	i := lo + sort.Search(hi-lo, func(i int) bool {
-		return bytes.Compare(r.entries[(lo+i)*indexEntrySize:][:DigestSize], d.sum[:]) >= 0
-	})
-	if i >= hi || r.isDead(i) {
-		return 0, false
-	}
-	return i, bytes.Equal(r.entries[i*indexEntrySize:][:DigestSize], d.sum[:])
+	return 0, false
 }
 
+// bucket returns the range of the entries whose first byte is b.
+func (r *indexRun) bucket(b byte) (lo, hi int) {
+	hi = r.fan(int(b))
+	if b > 0 {
+		lo = r.fan(int(b) - 1)
+	}
+	return lo, max(lo, hi)
+}
+
+// interpolateFrom is the number of entries from which guessing a digest's
+// place beats halving.
+const interpolateFrom = 64
+
+// lowerBound returns the first entry in [lo, hi) that is not less than d, or
+// hi. Digests are evenly spread, so that their bits tell about where it lies:
+// in a large run that spares most of the memory that halving would touch.
+func (r *indexRun) lowerBound(d Digest, lo, hi int) int {
+	n := hi - lo
+	if n < interpolateFrom {
+		return r.halve(d, lo, hi)
+	}
+	key := binary.BigEndian.Uint64(d.sum[1:])
+	ahead := func(key uint64) int {
+		whole, _ := mathbits.Mul64(key, uint64(n))
+		return int(whole)
+	}
+	at := lo + ahead(key)
+	for range 3 {
+		if k := binary.BigEndian.Uint64(r.digest(at)[1:]); k <= key {
+			at = min(at+ahead(key-k), hi-1)
+		} else {
+			at = max(at-ahead(k-key), lo)
+		}
+	}
+	return r.gallop(d, lo, hi, at)
+}
+
+// gallop looks for the lower bound in growing steps from at.
+func (r *indexRun) gallop(d Digest, lo, hi, at int) int {
+	if r.less(at, d) {
+		lo = at + 1
+		for step := 1; lo < hi; step *= 2 {
+			next := min(lo+step-1, hi-1)
+			if !r.less(next, d) {
+				hi = next
+				break
+			}
+			lo = next + 1
+		}
+		return r.halve(d, lo, hi)
+	}
+	hi = at
+	for step := 1; lo < hi; step *= 2 {
+		next := max(hi-step, lo)
+		if r.less(next, d) {
+			lo = next + 1
+			break
+		}
+		hi = next
+	}
+	return r.halve(d, lo, hi)
+}
+
+func (r *indexRun) halve(d Digest, lo, hi int) int {
+	return lo + sort.Search(hi-lo, func(i int) bool { return !r.less(lo+i, d) })
+}
+
+func (r *indexRun) less(i int, d Digest) bool { return bytes.Compare(r.digest(i), d.sum[:]) < 0 }
+
+func (r *indexRun) digest(i int) []byte { return r.entries[i*indexEntrySize:][:DigestSize] }
+
+// packOf returns in which pack entry i lies.
+func (r *indexRun) packOf(i int) uint64 {
+	return binary.LittleEndian.Uint64(r.entries[i*indexEntrySize+DigestSize:])
+}
+
+// raw returns entry i as it lies in the file.
+func (r *indexRun) raw(i int) []byte { return r.entries[i*indexEntrySize:][:indexEntrySize] }
+
 func (r *indexRun) entry(i int) indexEntry {
-	b := r.entries[i*indexEntrySize:][:indexEntrySize]
+	b := r.raw(i)
 	return indexEntry{
 		digest: Digest{[DigestSize]byte(b[:DigestSize])},
 		loc: loc{

@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"cmp"
 	"errors"
 	mathbits "math/bits"
 	"slices"
@@ -10,9 +11,10 @@ import (
 // objectIndex answers where an object is: the open pack's part lives in
 // memory, the sealed packs' parts are mapped runs.
 type objectIndex struct {
-	mu   sync.RWMutex
-	open map[Digest]loc
-	runs []*indexRun // the newest last
+	mu    sync.RWMutex
+	open  map[Digest]loc
+	older []indexEntry // records of the open pack that open has newer ones of
+	runs  []*indexRun  // by range, the newest last
 }
 
 func newObjectIndex() *objectIndex { return &objectIndex{open: make(map[Digest]loc)} }
@@ -39,14 +41,24 @@ func (x *objectIndex) has(d Digest) bool {
 func (x *objectIndex) add(d Digest, l loc) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if was, ok := x.open[d]; ok {
+		x.older = append(x.older, indexEntry{d, was})
+	}
 	x.open[d] = l
+}
+
+// openCount is the number of records in the open pack's part.
+func (x *objectIndex) openCount() int {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return len(x.open) + len(x.older)
 }
 
 // openEntries copies the open pack's part.
 func (x *objectIndex) openEntries() []indexEntry {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	entries := make([]indexEntry, 0, len(x.open))
+	entries := append(make([]indexEntry, 0, len(x.open)+len(x.older)), x.older...)
 	for d, l := range x.open {
 		entries = append(entries, indexEntry{digest: d, loc: l})
 	}
@@ -58,7 +70,7 @@ func (x *objectIndex) seal(run *indexRun) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.runs = append(x.runs, run)
-	x.open = make(map[Digest]loc)
+	x.open, x.older = make(map[Digest]loc), nil
 }
 
 // replace puts other runs in the place of all present ones, which are closed.
@@ -78,16 +90,54 @@ func (x *objectIndex) sealedRuns() []*indexRun {
 	return slices.Clone(x.runs)
 }
 
-// bury takes dead entries out of the runs, all at once.
+// bury takes dead entries out of the runs, all at once. What was dead stays
+// so.
 func (x *objectIndex) bury(dead map[*indexRun][]uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for run, bits := range dead {
+		for i := range run.dead {
+			bits[i] |= run.dead[i]
+		}
 		run.dead, run.deadCount = bits, 0
 		for _, w := range bits {
 			run.deadCount += mathbits.OnesCount64(w)
 		}
 	}
+}
+
+// mergeable returns neighbours that are to become one run; none while a
+// collection's decision may not be durable yet, since a merged run would make
+// a part of it so.
+func (x *objectIndex) mergeable() []*indexRun {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	counts := make([]int, len(x.runs))
+	for i, r := range x.runs {
+		if r.dead != nil {
+			return nil
+		}
+		counts[i] = r.count
+	}
+	return slices.Clone(x.runs[mergeFrom(counts):])
+}
+
+// hasDead reports whether a collection buried entries that are still in the
+// runs' files.
+func (x *objectIndex) hasDead() bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return slices.ContainsFunc(x.runs, func(r *indexRun) bool { return r.dead != nil })
+}
+
+// merged puts a run in the place of the neighbours that it was made of, and
+// closes these.
+func (x *objectIndex) merged(old []*indexRun, now *indexRun) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	at := slices.Index(x.runs, old[0])
+	x.runs = slices.Replace(x.runs, at, at+len(old), now)
+	return closeRuns(old)
 }
 
 // exchange puts other runs in the place of some, or nothing where the new
@@ -110,6 +160,23 @@ func (x *objectIndex) exchange(runs map[*indexRun]*indexRun) error {
 	return closeRuns(old)
 }
 
+// sortRuns brings the runs into order after recovery.
+func (x *objectIndex) sortRuns() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	slices.SortFunc(x.runs, func(a, b *indexRun) int { return cmp.Compare(a.first, b.first) })
+}
+
+// lastSealed returns the highest pack that a run covers; 0 for none.
+func (x *objectIndex) lastSealed() (last uint64) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for _, r := range x.runs {
+		last = max(last, r.last)
+	}
+	return last
+}
+
 // covers reports whether some run indexes pack seq.
 func (x *objectIndex) covers(seq uint64) bool {
 	x.mu.RLock()
@@ -126,7 +193,7 @@ func (x *objectIndex) covers(seq uint64) bool {
 func (x *objectIndex) count() int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	n := len(x.open)
+	n := len(x.open) + len(x.older)
 	for _, r := range x.runs {
 		n += r.count - r.deadCount
 	}
@@ -142,10 +209,18 @@ func (x *objectIndex) digestAt(pack uint64, off int64) Digest {
 			return d
 		}
 	}
+	for _, e := range x.older {
+		if e.loc.pack == pack && e.loc.off == off {
+			return e.digest
+		}
+	}
 	for _, r := range x.runs {
+		if pack < r.first || pack > r.last {
+			continue
+		}
 		for i := range r.count {
-			if e := r.entry(i); e.loc.pack == pack && e.loc.off == off {
-				return e.digest
+			if r.packOf(i) == pack && r.entry(i).loc.off == off {
+				return r.entry(i).digest
 			}
 		}
 	}
@@ -156,7 +231,7 @@ func (x *objectIndex) close() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	runs := x.runs
-	x.runs, x.open = nil, make(map[Digest]loc)
+	x.runs, x.open, x.older = nil, make(map[Digest]loc), nil
 	return closeRuns(runs)
 }
 

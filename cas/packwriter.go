@@ -17,6 +17,10 @@ const (
 	// 0.3 to 0.9 ms on ext4).
 	zeroAhead    = 256 << 10
 	zeroAheadMin = 64 << 10
+	// maxOpenObjects is how many objects a pack may have when it is sealed,
+	// since the open pack's index lies in memory (about 100 bytes each, and
+	// as much again while its run is sorted and written).
+	maxOpenObjects = 256 << 10
 )
 
 // packWriter appends records to the open pack. Records gather in buf; they
@@ -26,13 +30,14 @@ const (
 // flush writes it at the same offset. After a failed fsync the kernel may
 // have dropped the pages, so the writer refuses all further work.
 type packWriter struct {
-	dir     string
-	uuid    [16]byte
-	maxSize int64
-	index   *objectIndex
-	sealed  func(f *os.File, seq uint64) error // takes over the file of a pack that is full
-	hit     func(Digest, role) bool            // whether the object is there, and is to stay
-	faults  faults
+	dir        string
+	uuid       [16]byte
+	maxSize    int64
+	maxObjects int
+	index      *objectIndex
+	sealed     func(f *os.File, seq uint64) error // takes over the file of a pack that is full
+	hit        func(Digest, role) bool            // whether the object is there, and is to stay
+	faults     faults
 
 	mu      sync.Mutex
 	synced  sync.Cond // signalled when a sync ends
@@ -55,7 +60,7 @@ type position struct {
 }
 
 func newPackWriter(dir string, uuid [16]byte, maxSize int64, index *objectIndex) *packWriter {
-	w := &packWriter{dir: dir, uuid: uuid, maxSize: maxSize, index: index}
+	w := &packWriter{dir: dir, uuid: uuid, maxSize: maxSize, maxObjects: maxOpenObjects, index: index}
 	w.synced.L = &w.mu
 	return w
 }
@@ -124,7 +129,7 @@ func (w *packWriter) current() uint64 {
 // ready sees to it that there is an open pack with room. It may let go of the
 // lock for a while.
 func (w *packWriter) ready() error {
-	for w.f != nil && w.off >= w.maxSize {
+	for w.f != nil && (w.off >= w.maxSize || w.index.openCount() >= w.maxObjects) {
 		if w.syncing {
 			w.synced.Wait()
 			continue

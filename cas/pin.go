@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"go.etcd.io/bbolt"
 )
 
 // Pin keeps a tree until Unpin, durably. A pin of the same name is replaced.
@@ -47,7 +45,7 @@ func (s *Store) hold(ctx context.Context, bucket []byte, name string, tree Diges
 		}
 	}
 	if err == nil {
-		err = s.meta.update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put([]byte(name), value) })
+		err = s.meta.update(func(tx *metaTx) error { return tx.put(bucket, []byte(name), value) })
 	}
 	if err != nil {
 		return fmt.Errorf("keep in %s as %q: %w", bucket, name, err)
@@ -61,12 +59,11 @@ func (s *Store) letGo(ctx context.Context, bucket []byte, name string) error {
 		return err
 	}
 	defer release()
-	return s.meta.update(func(tx *bbolt.Tx) error {
-		b := tx.Bucket(bucket)
-		if b.Get([]byte(name)) == nil {
+	return s.meta.update(func(tx *metaTx) error {
+		if tx.get(bucket, []byte(name)) == nil {
 			return fmt.Errorf("%q in %s: %w", name, bucket, ErrNotFound)
 		}
-		return b.Delete([]byte(name))
+		return tx.del(bucket, []byte(name))
 	})
 }
 
@@ -77,10 +74,10 @@ type pinnedTree struct {
 }
 
 func (m *metaDB) pinned() (all []pinnedTree, err error) {
-	err = m.view(func(tx *bbolt.Tx) error {
+	err = m.view(func(tx *metaTx) error {
 		var errs []error
 		for _, bucket := range [][]byte{bucketPins, bucketLeases} {
-			errs = append(errs, tx.Bucket(bucket).ForEach(func(k, v []byte) error {
+			errs = append(errs, tx.each(bucket, func(k, v []byte) error {
 				d, err := DigestFromBytes(v[:min(len(v), DigestSize)])
 				all = append(all, pinnedTree{string(bucket), string(k), d})
 				return err
@@ -92,10 +89,9 @@ func (m *metaDB) pinned() (all []pinnedTree, err error) {
 }
 
 // ageLeases counts a collection against each lease.
-func ageLeases(tx *bbolt.Tx) error {
-	b := tx.Bucket(bucketLeases)
+func ageLeases(tx *metaTx) error {
 	aged := make(map[string][]byte)
-	err := b.ForEach(func(k, v []byte) error {
+	err := tx.each(bucketLeases, func(k, v []byte) error {
 		if len(v) == DigestSize+8 {
 			aged[string(k)] = append(append([]byte(nil), v[:DigestSize]...), leBytes(leUint64(v[DigestSize:])-1)...)
 		}
@@ -103,9 +99,9 @@ func ageLeases(tx *bbolt.Tx) error {
 	})
 	for k, v := range aged {
 		if leUint64(v[DigestSize:]) == 0 {
-			err = errors.Join(err, b.Delete([]byte(k)))
+			err = errors.Join(err, tx.del(bucketLeases, []byte(k)))
 		} else {
-			err = errors.Join(err, b.Put([]byte(k), v))
+			err = errors.Join(err, tx.put(bucketLeases, []byte(k), v))
 		}
 	}
 	return err
@@ -119,8 +115,8 @@ func (s *Store) Pinned(ctx context.Context, name string) (Digest, error) {
 	}
 	defer release()
 	var tree Digest
-	err = s.meta.view(func(tx *bbolt.Tx) error {
-		v := tx.Bucket(bucketPins).Get([]byte(name))
+	err = s.meta.view(func(tx *metaTx) error {
+		v := tx.get(bucketPins, []byte(name))
 		if v == nil {
 			return fmt.Errorf("pin %q: %w", name, ErrNotFound)
 		}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"go.etcd.io/bbolt"
 )
 
 // Commit makes everything that the tree needs durable and then moves the
@@ -36,7 +34,7 @@ func (s *Store) commit(req CommitRequest) (Head, error) {
 	}
 	var before Head
 	var done bool
-	err := s.meta.view(func(tx *bbolt.Tx) (err error) {
+	err := s.meta.view(func(tx *metaTx) (err error) {
 		before, done, err = req.check(tx)
 		return err
 	})
@@ -54,7 +52,7 @@ func (s *Store) commit(req CommitRequest) (Head, error) {
 
 // check tells whether the commit may go on from the head as it is in tx, or
 // was done before.
-func (r *CommitRequest) check(tx *bbolt.Tx) (h Head, done bool, err error) {
+func (r *CommitRequest) check(tx *metaTx) (h Head, done bool, err error) {
 	h, fence, found, err := readHead(tx, r.Head)
 	switch {
 	case err != nil:
@@ -100,43 +98,44 @@ func (s *Store) publish(req CommitRequest, after Head, content []byte) (Head, er
 		}
 	}
 	head := after
-	err := s.meta.update(func(tx *bbolt.Tx) error {
+	err := s.meta.update(func(tx *metaTx) error {
 		now, done, err := req.check(tx)
 		if err != nil || done {
 			head = now
 			return err
 		}
 		if rides {
-			err = tx.Bucket(bucketPending).Put(after.Commit.Bytes(), content)
+			err = tx.put(bucketPending, after.Commit.Bytes(), content)
 			s.riding.Add(1)
 		} else {
 			err = s.settle(tx, pos)
 		}
-		return errors.Join(err, tx.Bucket(bucketHeads).Put([]byte(after.Name), after.marshal()))
+		return errors.Join(err, tx.put(bucketHeads, []byte(after.Name), after.marshal()))
 	})
 	return head, err
 }
 
 // settle records in tx a sync up to pos. Commits that rode in meta.db and lie
 // in the pack before it need not any longer.
-func (s *Store) settle(tx *bbolt.Tx, pos position) error {
+func (s *Store) settle(tx *metaTx, pos position) error {
 	if err := markDurable(tx, pos); err != nil {
 		return err
 	}
-	pending := tx.Bucket(bucketPending)
-	var settled [][]byte
+	return s.unpend(tx, pos.covers)
+}
+
+// unpend takes the commits out of the pending bucket whose records are safe
+// in a pack.
+func (s *Store) unpend(tx *metaTx, safe func(loc) bool) error {
+	keys, err := tx.keys(bucketPending)
 	left := int64(0)
-	err := pending.ForEach(func(k, _ []byte) error {
-		d, err := DigestFromBytes(k)
-		if l, ok := s.index.find(d); err == nil && ok && pos.covers(l) {
-			settled = append(settled, k)
+	for _, k := range keys {
+		d, bad := DigestFromBytes(k)
+		if l, ok := s.index.find(d); bad == nil && ok && safe(l) {
+			err = errors.Join(err, tx.del(bucketPending, k))
 		} else {
 			left++
 		}
-		return nil
-	})
-	for _, k := range settled {
-		err = errors.Join(err, pending.Delete(k))
 	}
 	s.riding.Store(left)
 	return err

@@ -36,7 +36,7 @@ func (s *Store) scanSealed(seq uint64) (*indexRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	return writeIndexRun(s.indexDir(), seq, seq, entries)
+	return writeIndexRun(s.indexDir(), seq, seq, entries, s.cfg.faults)
 }
 
 func (s *Store) collectEntries(f *os.File, seq uint64, end int64) ([]indexEntry, error) {
@@ -100,7 +100,15 @@ func (s *Store) Rebuild(ctx context.Context) error {
 	})
 }
 
+// rebuildAll writes one run a pack and removes all others; the merger then
+// has its work. Until the last of them is gone, the wider ones count.
 func (s *Store) rebuildAll(ctx context.Context) error {
+	if s.index.hasDead() {
+		return fmt.Errorf("a collection failed half-way; collect again or reopen the store first: %w", ErrFailed)
+	}
+	if err := s.endSweep(); err != nil {
+		return err
+	}
 	seqs, err := listPacks(s.packDir())
 	if err != nil {
 		return err
@@ -117,7 +125,30 @@ func (s *Store) rebuildAll(ctx context.Context) error {
 		}
 		runs = append(runs, run)
 	}
-	return s.index.replace(runs)
+	if err := s.removeOtherRuns(runs); err != nil {
+		return errors.Join(err, closeRuns(runs))
+	}
+	err = s.index.replace(runs)
+	s.merger.poke()
+	return err
+}
+
+// removeOtherRuns removes the files of all index runs but these.
+func (s *Store) removeOtherRuns(runs []*indexRun) error {
+	files, err := s.listIndexFiles()
+	if err != nil {
+		return err
+	}
+	keep := make(map[string]bool)
+	for _, r := range runs {
+		keep[r.path] = true
+	}
+	for _, f := range files {
+		if !keep[f.path] {
+			err = errors.Join(err, s.cfg.faults.at("remove old run"), os.Remove(f.path))
+		}
+	}
+	return errors.Join(err, syncDir(s.indexDir()))
 }
 
 // scanPacks opens each pack up to the end of its records in turn.

@@ -7,79 +7,61 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
-	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
-// recoverPacks brings the index up to the packs: it maps the runs that are
-// good, rebuilds those that are missing or damaged, and finds the end of the
-// open pack, which is the last one when it has no run.
-func (s *Store) recoverPacks(ctx context.Context, seqs []uint64) error {
-	if err := s.loadRuns(); err != nil {
-		return err
-	}
+// recoverPacks brings the index up to the packs: it rebuilds the runs that are
+// missing, and finds the end of the open pack. That is the last one, if it has
+// no run and meta.db does not know it as sealed. The good runs were loaded.
+// Without meta.db's knowledge the open pack ends behind its last good record.
+func (s *Store) recoverPacks(ctx context.Context, seqs []uint64, metaLost bool) error {
 	top, err := s.meta.epoch("top")
 	if err != nil {
 		return err
 	}
-	s.writer.seq = top // numbers are never used again
+	sealed, err := s.meta.epoch("sealed")
+	if err != nil {
+		return err
+	}
+	s.writer.seq = max(top, sealed, s.index.lastSealed()) // numbers are never used again
 	for i, seq := range seqs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		last := i == len(seqs)-1
-		dead, err := s.meta.deadOffsets(seq)
-		switch {
-		case err != nil:
-		case s.index.covers(seq):
-			s.writer.seq = max(s.writer.seq, seq)
-		case last && seq >= top && len(dead) == 0:
-			err = s.recoverOpenPack(seq)
-		default:
-			err = s.rebuildSealed(seq)
-		}
-		if err != nil {
+		if err := s.recoverPack(seq, i == len(seqs)-1 && seq >= top && seq > sealed, metaLost); err != nil {
 			return fmt.Errorf("%s: %w", packName(seq), err)
 		}
+	}
+	s.index.sortRuns()
+	if last := s.index.lastSealed(); last > sealed {
+		return s.meta.update(func(tx *metaTx) error { return markSealed(tx, last) })
 	}
 	return nil
 }
 
-// loadRuns maps every good run. A damaged one is left to be rebuilt.
-func (s *Store) loadRuns() error {
-	entries, err := os.ReadDir(s.indexDir())
-	if err != nil {
+// recoverPack indexes a pack that no run covers; mayBeOpen says whether it can
+// be the one that was being written.
+func (s *Store) recoverPack(seq uint64, mayBeOpen, metaLost bool) error {
+	if s.index.covers(seq) {
+		s.writer.seq = max(s.writer.seq, seq)
+		return nil
+	}
+	dead, err := s.meta.deadOffsets(seq)
+	switch {
+	case err != nil:
 		return err
+	case mayBeOpen && len(dead) == 0:
+		return s.recoverOpenPack(seq, metaLost)
 	}
-	for _, e := range entries {
-		path := filepath.Join(s.indexDir(), e.Name())
-		if strings.HasPrefix(e.Name(), ".tmp-") {
-			_ = os.Remove(path) // what a crash left of a write
-			continue
-		}
-		if !strings.HasSuffix(e.Name(), ".idx") {
-			continue
-		}
-		run, err := openIndexRun(path)
-		if errors.Is(err, ErrCorrupt) {
-			s.log.Warn("index run is damaged and will be rebuilt", "file", e.Name(), "error", err)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		s.index.runs = append(s.index.runs, run)
-	}
-	return nil
+	return s.rebuildSealed(seq)
 }
 
 // recoverOpenPack finds the end of the pack that was being written. Records
 // that were never made durable may be torn: from the first of these on, the
 // pack is cut. Damage before the durable end is another matter: nothing is
 // cut there, and the pack is sealed as it is.
-func (s *Store) recoverOpenPack(seq uint64) error {
+func (s *Store) recoverOpenPack(seq uint64, metaLost bool) error {
 	durable, err := s.meta.durableEnd(seq)
 	if err != nil {
 		return err
@@ -91,6 +73,11 @@ func (s *Store) recoverOpenPack(seq uint64) error {
 	size, err := s.checkPackFile(f, seq)
 	if err != nil {
 		return errors.Join(err, f.Close())
+	}
+	if metaLost {
+		if durable, err = lastGood(f, size); err != nil {
+			return errors.Join(err, f.Close())
+		}
 	}
 	if size <= packHeaderSize && durable == 0 {
 		s.writer.seq = max(s.writer.seq, seq-1) // nothing in it: it is made anew when needed
@@ -115,6 +102,15 @@ func (s *Store) recoverOpenPack(seq uint64) error {
 		return s.writer.withSealed(func() error { return nil })
 	}
 	return nil
+}
+
+// lastGood returns the end of the pack's last good record, 0 if it has none.
+func lastGood(f *os.File, size int64) (end int64, err error) {
+	err = newPackScanner(f, packHeaderSize, size).scanAll(func(rec scanned) error {
+		end = rec.off + recordHeaderSize + int64(rec.header.stored)
+		return nil
+	}, func(*damage) {})
+	return end, err
 }
 
 func (s *Store) scanOpenPack(f *os.File, seq uint64, durable, size int64) (end int64, damaged bool, err error) {
@@ -149,46 +145,4 @@ func (s *Store) scanOpenPack(f *os.File, seq uint64, durable, size int64) (end i
 			end = sc.off
 		}
 	}
-}
-
-// recoverHeads fills a new meta.db from the commit objects in the packs: each
-// head's commit with the highest epoch, then sequence.
-func (s *Store) recoverHeads(ctx context.Context) error {
-	latest := make(map[string]Head)
-	err := s.eachCommit(ctx, func(c Commit) {
-		h, ok := latest[c.Head]
-		if !ok || c.Epoch > h.Epoch || c.Epoch == h.Epoch && c.Seq > h.Seq {
-			latest[c.Head] = Head{Name: c.Head, Commit: c.Digest, Tree: c.Tree, Epoch: c.Epoch, Seq: c.Seq, Source: c.Source}
-		}
-	})
-	if err != nil {
-		return fmt.Errorf("recover heads: %w", err)
-	}
-	s.log.Warn("meta.db was lost; heads were rebuilt from commits", "heads", len(latest))
-	return s.meta.update(func(tx *bbolt.Tx) error {
-		for name, h := range latest {
-			if err := tx.Bucket(bucketHeads).Put([]byte(name), h.marshal()); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// eachCommit calls fn for the good records that were written as commits.
-func (s *Store) eachCommit(ctx context.Context, fn func(Commit)) error {
-	return s.scanPacks(ctx, func(seq uint64, sc *packScanner) error {
-		return sc.scanAll(func(rec scanned) error {
-			if rec.header.kind != KindCommit {
-				return nil
-			}
-			if content, err := rec.header.open(rec.payload); err == nil {
-				if c, err := parseCommit(content); err == nil {
-					c.Digest = rec.header.digest
-					fn(c)
-				}
-			}
-			return ctx.Err()
-		}, func(d *damage) { s.warnDamage(seq, d) })
-	})
 }

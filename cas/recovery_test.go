@@ -192,7 +192,7 @@ func TestBitFlip(t *testing.T) {
 // TestIndexRebuilds: a damaged, missing or stale index run costs a scan.
 func TestIndexRebuilds(t *testing.T) {
 	dir := t.TempDir()
-	s := openStore(t, dir, Config{MaxPackBytes: 4096})
+	s := openStore(t, dir, Config{MaxPackBytes: 4096, mergeByHand: true})
 	var digests []Digest
 	for i := range 40 {
 		d, err := s.PutBytes(t.Context(), randomBytes(uint64(i), 500))

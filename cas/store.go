@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,12 +29,14 @@ type Config struct {
 	// StatCacheFlush is how long a changed stat cache may wait until it is
 	// written to disk; default 30 s.
 	StatCacheFlush time.Duration
-	// RecoverMeta lets Open rebuild a lost meta.db from the commits in the
-	// packs. Deleted heads come back, and fences above the last commit are
-	// lost.
+	// RecoverMeta lets Open rebuild a lost or damaged meta.db from the commits
+	// in the packs and from what is readable in the damaged one, which is kept
+	// as meta.db.damaged. Deleted heads come back; fences above the last
+	// commit, pins and leases are lost where they cannot be read.
 	RecoverMeta bool
 
-	faults faults
+	faults      faults
+	mergeByHand bool // index runs are merged by mergeIndex only, for tests
 }
 
 func (c Config) withDefaults() Config {
@@ -70,6 +71,8 @@ type Store struct {
 	touches *touches
 	damaged damagedObjects
 	maint   sync.RWMutex // held for writing by what removes packs or index runs
+	merging sync.Mutex   // held by what merges index runs; maint comes first
+	merger  *indexMerger
 	writer  *packWriter
 	reader  *packReader
 	meta    *metaDB
@@ -115,6 +118,7 @@ func Open(ctx context.Context, dir string, cfg Config) (_ *Store, err error) {
 		return nil, err
 	}
 	s.caches = newStatCaches(s)
+	s.merger = newIndexMerger(s)
 	s.keepReserve()
 	return s, nil
 }
@@ -125,13 +129,14 @@ func (s *Store) openPacks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, statErr := os.Stat(filepath.Join(s.dir, "meta.db"))
-	lost := errors.Is(statErr, os.ErrNotExist) && len(seqs) > 0
-	if s.meta, err = openMeta(filepath.Join(s.dir, "meta.db"), !lost || s.cfg.RecoverMeta); err != nil {
+	remains, err := s.openMeta(len(seqs) > 0)
+	if err != nil {
 		return err
 	}
-	s.meta.faults = s.cfg.faults
-	if err := s.endSweep(); err != nil {
+	if err := s.loadRuns(); err != nil {
+		return err
+	}
+	if err := s.endSweep(); err != nil { // that a crash interrupted
 		return err
 	}
 	if seqs, err = listPacks(s.packDir()); err != nil {
@@ -140,35 +145,41 @@ func (s *Store) openPacks(ctx context.Context) error {
 	s.writer = newPackWriter(s.packDir(), s.format.uuid, s.cfg.MaxPackBytes, s.index)
 	s.writer.sealed, s.writer.hit, s.writer.faults = s.sealed, s.hit, s.cfg.faults
 	s.reader = newPackReader(s.packDir(), s.writer)
-	if err := s.recoverPacks(ctx, seqs); err != nil {
+	if err := s.recoverPacks(ctx, seqs, remains != nil); err != nil {
 		return err
 	}
 	if err := s.loadDamage(); err != nil {
 		return err
 	}
-	if lost {
-		if err := s.recoverHeads(ctx); err != nil {
-			return err
+	if remains != nil {
+		if err := s.recoverMeta(ctx, remains); err != nil {
+			return fmt.Errorf("recover meta.db: %w", err)
 		}
 	}
 	return s.replayPending()
 }
 
-// sealed writes the index run of a pack that is full and keeps its file for
-// reading. It runs under the writer's lock.
+// sealed writes the index run of a pack that is full, has meta.db know that it
+// is complete, and keeps its file for reading. It runs under the writer's lock.
 func (s *Store) sealed(f *os.File, seq uint64) error {
 	if err := s.cfg.faults.at("write index run"); err != nil {
 		return err
 	}
-	run, err := writeIndexRun(s.indexDir(), seq, seq, s.index.openEntries())
-	if err == nil {
-		err = s.cfg.faults.at("index run written")
-	}
+	run, err := writeIndexRun(s.indexDir(), seq, seq, s.index.openEntries(), s.cfg.faults)
 	if err != nil {
 		return err
 	}
+	if err = s.cfg.faults.at("index run written"); err == nil {
+		err = s.meta.update(func(tx *metaTx) error { return markSealed(tx, seq) })
+	}
+	if err != nil {
+		return errors.Join(err, run.close())
+	}
 	s.index.seal(run)
 	s.reader.keep(seq, f)
+	if s.merger != nil {
+		s.merger.poke()
+	}
 	return nil
 }
 
@@ -242,6 +253,9 @@ func (s *Store) Close() error {
 // release undoes as much of Open as was done.
 func (s *Store) release() error {
 	var errs []error
+	if s.merger != nil {
+		s.merger.close()
+	}
 	if s.caches != nil {
 		s.caches.close()
 	}
@@ -275,7 +289,7 @@ func (s *Store) Sync(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("sync store: %w", err)
 	}
-	return s.meta.update(func(tx *bbolt.Tx) error { return s.settle(tx, pos) })
+	return s.meta.update(func(tx *metaTx) error { return s.settle(tx, pos) })
 }
 
 // Stats says how large the store is.

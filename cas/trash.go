@@ -1,12 +1,12 @@
 package cas
 
 import (
-	"encoding/binary"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
-	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,8 +21,8 @@ const (
 func (s *Store) trashDir() string    { return filepath.Join(s.dir, "trash") }
 func (s *Store) reservePath() string { return filepath.Join(s.dir, "reserve") }
 
-// trashPacks moves packs out of the way for good and removes their index
-// runs. meta.db has them in its trash bucket already; that is cleared.
+// trashPacks moves packs out of the way for good. meta.db has them in its trash
+// bucket already.
 func (s *Store) trashPacks(seqs []uint64) error {
 	if len(seqs) == 0 {
 		return nil
@@ -38,24 +38,8 @@ func (s *Store) trashPacks(seqs []uint64) error {
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		if err := s.cfg.faults.at("remove index run"); err != nil {
-			return err
-		}
-		err = os.Remove(filepath.Join(s.indexDir(), indexName(seq, seq)))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
 	}
-	if err := errors.Join(syncDir(s.packDir()), syncDir(s.indexDir()), syncDir(s.trashDir())); err != nil {
-		return err
-	}
-	return s.meta.update(func(tx *bbolt.Tx) error {
-		var errs []error
-		for _, seq := range seqs {
-			errs = append(errs, tx.Bucket(bucketTrash).Delete(beBytes(seq)))
-		}
-		return errors.Join(errs...)
-	})
+	return errors.Join(syncDir(s.packDir()), syncDir(s.trashDir()))
 }
 
 // emptyTrash frees the packs that earlier collections removed.
@@ -70,32 +54,91 @@ func (s *Store) emptyTrash() error {
 	return err
 }
 
-// endSweep does at Open what a crash kept a collection from doing: the packs
-// in the trash bucket go, and the runs of packs with dead records are made
-// anew without them.
+// endSweep brings a collection's durable decision to its end: the packs in the
+// trash bucket go, and the index runs that know of dead records are written
+// anew without these. It is a collection's last step, and Open's and Rebuild's
+// first, should a crash or a failure have kept a collection from it.
 func (s *Store) endSweep() error {
-	var drop, thin []uint64
-	err := s.meta.view(func(tx *bbolt.Tx) error {
-		return errors.Join(
-			tx.Bucket(bucketTrash).ForEach(func(k, _ []byte) error {
-				drop = append(drop, binary.BigEndian.Uint64(k))
-				return nil
-			}),
-			tx.Bucket(bucketDead).ForEach(func(k, _ []byte) error {
-				thin = append(thin, binary.BigEndian.Uint64(k))
-				return nil
-			}))
-	})
-	if err != nil || len(drop) == 0 {
+	gone, err := s.meta.sweeping()
+	if err != nil || gone == nil {
 		return err
 	}
-	for _, seq := range thin {
-		err := os.Remove(filepath.Join(s.indexDir(), indexName(seq, seq)))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := s.trashPacks(slices.Collect(maps.Keys(gone.packs))); err != nil {
+		return err
+	}
+	for _, run := range s.index.sealedRuns() {
+		if err := s.thinRun(run, gone); err != nil {
 			return err
 		}
 	}
-	return s.trashPacks(drop)
+	if err := s.cfg.faults.at("index thinned"); err != nil {
+		return err
+	}
+	return s.meta.update(func(tx *metaTx) error {
+		errs := []error{tx.del(bucketEpochs, []byte("sweep"))}
+		for seq := range gone.packs {
+			errs = append(errs, tx.del(bucketTrash, beBytes(seq)))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// thinRun writes a run anew without its dead entries, if it has any. A run of
+// which no pack is left goes.
+func (s *Store) thinRun(run *indexRun, gone *deadRecords) error {
+	set := gone.in(run)
+	if !set.any {
+		return nil
+	}
+	s.index.bury(map[*indexRun][]uint64{run: set.bits})
+	if err := s.cfg.faults.at("thin index run"); err != nil {
+		return err
+	}
+	if run.deadCount == run.count && !s.anyPack(run.first, run.last) {
+		path := run.path
+		if err := s.index.exchange(map[*indexRun]*indexRun{run: nil}); err != nil {
+			return err
+		}
+		if err := s.cfg.faults.at("remove index run"); err != nil {
+			return err
+		}
+		return errors.Join(os.Remove(path), syncDir(s.indexDir()))
+	}
+	now, err := createIndexRun(s.indexDir(), run.first, run.last, liveEntries([]*indexRun{run}, goOn), s.cfg.faults)
+	if err != nil {
+		return err
+	}
+	return s.index.exchange(map[*indexRun]*indexRun{run: now})
+}
+
+// goOn is for work that nothing stops.
+func goOn() error { return nil }
+
+// anyPack reports whether there is a pack from first to last.
+func (s *Store) anyPack(first, last uint64) bool {
+	seqs, err := listPacks(s.packDir())
+	return err != nil || slices.ContainsFunc(seqs, func(seq uint64) bool { return first <= seq && seq <= last })
+}
+
+// sweeping returns what the last collection decided to be dead, or nil when
+// all index runs are without it.
+func (m *metaDB) sweeping() (gone *deadRecords, err error) {
+	d := &deadRecords{packs: make(map[uint64]bool), offsets: make(map[uint64][]uint64)}
+	err = m.view(func(tx *metaTx) error {
+		err := tx.each(bucketTrash, func(k, _ []byte) error {
+			d.packs[beUint64(k)] = true
+			return nil
+		})
+		if err != nil || len(d.packs) == 0 && leUint64(tx.get(bucketEpochs, []byte("sweep"))) == 0 {
+			return err
+		}
+		gone = d
+		return tx.each(bucketDead, func(k, v []byte) error {
+			d.offsets[beUint64(k)] = parseOffsets(v)
+			return nil
+		})
+	})
+	return gone, err
 }
 
 // useReserve gives the reserve back to the disk if there is little space, and

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 )
 
 // VerifyOptions says how much to check.
@@ -40,16 +41,24 @@ type VerifyReport struct {
 	Collected      int64 // records that a collection removed from the index; their packs are mostly needed
 	Unindexed      int64 // good records that no index knows; Rebuild cures it
 	Heads, Commits int64
-	Reached        int64 // different objects that heads need
+	Reached        int64         // different objects that heads need
+	Meta           string        // what is damaged in meta.db; "" for nothing. Heads are not followed then
+	Indexes        []IndexDamage // Rebuild, or opening the store again, cures it
+}
+
+// IndexDamage is an index run that is not what was written.
+type IndexDamage struct {
+	File   string
+	Reason string
 }
 
 // OK reports whether nothing is wrong.
 func (r *VerifyReport) OK() bool {
-	return len(r.Damaged) == 0 && len(r.Missing) == 0 && r.Unindexed == 0
+	return len(r.Damaged) == 0 && len(r.Missing) == 0 && r.Unindexed == 0 && r.Meta == "" && len(r.Indexes) == 0
 }
 
-// Verify reads the whole store, checks each record's checksums and digest,
-// and goes on after damage. The error is for what keeps it from going on;
+// Verify reads the whole store, checks each record's checksums and digest, the
+// indexes and meta.db, and goes on after damage. The error is for what keeps it from going on;
 // damage is in the report.
 func (s *Store) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, error) {
 	release, err := s.enter(ctx)
@@ -60,13 +69,14 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, erro
 	s.maint.RLock()
 	defer s.maint.RUnlock()
 	v := &verifier{ctx: ctx, store: s, seen: make(map[Digest]role), bad: make(map[Digest]string)}
-	if v.shallow, err = s.meta.shallow(); err != nil {
-		return VerifyReport{}, err
+	v.report.Indexes = s.checkRuns()
+	if err := v.meta(); err != nil {
+		return v.report, fmt.Errorf("verify meta.db: %w", err)
 	}
 	if err := v.records(); err != nil {
 		return v.report, fmt.Errorf("verify records: %w", err)
 	}
-	if o.Reachable {
+	if o.Reachable && v.report.Meta == "" {
 		if err := v.heads(); err != nil {
 			return v.report, fmt.Errorf("verify heads: %w", err)
 		}
@@ -88,11 +98,41 @@ type verifier struct {
 	commit Digest
 }
 
+// meta checks meta.db. What cannot be read of it is then done without.
+func (v *verifier) meta() error {
+	err := v.store.meta.check()
+	if err == nil {
+		v.shallow, err = v.store.meta.shallow()
+	}
+	if isMetaDamage(err) {
+		v.report.Meta = err.Error()
+		return nil
+	}
+	return err
+}
+
+// checkRuns compares the mapped index runs with their checksums.
+func (s *Store) checkRuns() (damaged []IndexDamage) {
+	s.merging.Lock() // so that the runs stay mapped
+	defer s.merging.Unlock()
+	damage := func(reason string) error { return fmt.Errorf("%s: %w", reason, ErrCorrupt) }
+	for _, run := range s.index.sealedRuns() {
+		err := guarded(damage, func() error {
+			_, err := parseIndexRun(run.data)
+			return err
+		})
+		if err != nil {
+			damaged = append(damaged, IndexDamage{filepath.Base(run.path), err.Error()})
+		}
+	}
+	return damaged
+}
+
 func (v *verifier) records() error {
 	return v.store.scanPacks(v.ctx, func(seq uint64, sc *packScanner) error {
 		v.report.Packs++
 		var err error
-		if v.dead, err = v.store.meta.deadOffsets(seq); err != nil {
+		if v.dead, err = v.store.meta.deadOffsets(seq); err != nil && !isMetaDamage(err) {
 			return err
 		}
 		if err := v.packHeader(seq, sc); err != nil {

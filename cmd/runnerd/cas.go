@@ -34,7 +34,7 @@ func casCommand() *cobra.Command {
 	}
 	c.PersistentFlags().StringVar(&f.store, "store", "", "the store's directory (required)")
 	c.PersistentFlags().BoolVar(&f.json, "json", false, "print the result as JSON")
-	c.PersistentFlags().BoolVar(&f.recoverMeta, "recover-meta", false, "when meta.db is lost, rebuild the heads from the commits in the packs")
+	c.PersistentFlags().BoolVar(&f.recoverMeta, "recover-meta", false, "when meta.db is lost or damaged, rebuild the heads from the commits in the packs")
 	_ = c.MarkPersistentFlagRequired("store")
 	c.AddCommand(casSnapshot(f), casRestore(f), casList(f), casDiff(f), casVerify(f), casGC(f), casRebuild(f), casStats(f),
 		casExport(f), casImport(f), casServe(f), casPull(f), casGrant(f), casKeygen(f), casREAPI(f))

@@ -22,6 +22,8 @@ type verifyReport struct {
 	Unindexed int64        `json:"unindexed"`
 	Damaged   []damageLine `json:"damaged"`
 	Missing   []lackLine   `json:"missing"`
+	Meta      string       `json:"meta,omitempty"`
+	Indexes   []indexLine  `json:"indexes,omitempty"`
 	Seconds   float64      `json:"seconds"`
 }
 
@@ -30,6 +32,11 @@ type damageLine struct {
 	Pack   uint64     `json:"pack"`
 	Offset int64      `json:"offset"`
 	Reason string     `json:"reason"`
+}
+
+type indexLine struct {
+	File   string `json:"file"`
+	Reason string `json:"reason"`
 }
 
 type lackLine struct {
@@ -42,12 +49,15 @@ type lackLine struct {
 
 func newVerifyReport(rep *cas.VerifyReport) verifyReport {
 	r := verifyReport{OK: rep.OK(), Packs: rep.Packs, Records: rep.Records, Bytes: rep.Bytes, Heads: rep.Heads, Commits: rep.Commits,
-		Reached: rep.Reached, Unindexed: rep.Unindexed, Damaged: []damageLine{}, Missing: []lackLine{}}
+		Reached: rep.Reached, Unindexed: rep.Unindexed, Damaged: []damageLine{}, Missing: []lackLine{}, Meta: rep.Meta}
 	for _, d := range rep.Damaged {
 		r.Damaged = append(r.Damaged, damageLine(d))
 	}
 	for _, m := range rep.Missing {
 		r.Missing = append(r.Missing, lackLine(m))
+	}
+	for _, x := range rep.Indexes {
+		r.Indexes = append(r.Indexes, indexLine(x))
 	}
 	return r
 }
@@ -58,6 +68,12 @@ func (r verifyReport) text(w io.Writer) error {
 	}
 	for _, m := range r.Missing {
 		fmt.Fprintf(w, "missing: %s, which head %q needs for %q: %s\n", m.Digest, m.Head, m.Path, m.Reason)
+	}
+	for _, x := range r.Indexes {
+		fmt.Fprintf(w, "damaged: index %s: %s\n", x.File, x.Reason)
+	}
+	if r.Meta != "" {
+		fmt.Fprintln(w, "damaged:", r.Meta)
 	}
 	_, err := fmt.Fprintf(w, "%d packs, %d records, %d bytes, %d unindexed; %d heads, %d commits, %d objects reached; %.3f s\n",
 		r.Packs, r.Records, r.Bytes, r.Unindexed, r.Heads, r.Commits, r.Reached, r.Seconds)
@@ -85,8 +101,8 @@ func casVerify(f *casFlags) *cobra.Command {
 				return err
 			}
 			if !r.OK {
-				return fmt.Errorf("%d records damaged, %d objects missing, %d unindexed (`cas rebuild` cures the last): %w",
-					len(r.Damaged), len(r.Missing), r.Unindexed, cas.ErrCorrupt)
+				return fmt.Errorf("%d records damaged, %d objects missing, %d unindexed and %d index runs damaged (`cas rebuild` cures the last two), meta.db damaged: %v: %w",
+					len(r.Damaged), len(r.Missing), r.Unindexed, len(r.Indexes), r.Meta != "", cas.ErrCorrupt)
 			}
 			return nil
 		},

@@ -4,6 +4,9 @@
 // makes the next files' creation slow for a while after many deletions.
 //
 //	go run ./deploy/casbench --runnerd bin/runnerd --dir /var/tmp/bench
+//
+// With --objects N it measures a store of N tiny files instead, for itself:
+// time, memory and space.
 package main
 
 import (
@@ -29,6 +32,7 @@ func main() {
 	flag.Int64Var(&b.bytes, "bytes", 600_000_000, "their bytes together, about")
 	flag.BoolVar(&b.transfer, "transfer", false, "measure transfers between two stores instead, beside rsync; over network namespaces too, as root")
 	flag.IntVar(&b.rounds, "rounds", 3, "transfers of each kind; the median counts")
+	flag.IntVar(&b.objects, "objects", 0, "measure a tree of so many files of 20 to 200 bytes instead, with memory and space")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -41,6 +45,7 @@ func main() {
 type bench struct {
 	runnerd, dir string
 	files        int
+	objects      int
 	bytes        int64
 	rows         []row
 	transfer     bool
@@ -58,6 +63,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	if b.runnerd, err = filepath.Abs(b.runnerd); err != nil {
 		return err
+	}
+	if b.objects > 0 {
+		return b.runObjects(ctx)
 	}
 	if err := b.generate(b.path("tree")); err != nil {
 		return err
