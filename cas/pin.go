@@ -106,22 +106,3 @@ func ageLeases(tx *metaTx) error {
 	}
 	return err
 }
-
-// Pinned gives the tree of a pin. One that is not there is ErrNotFound.
-func (s *Store) Pinned(ctx context.Context, name string) (Digest, error) {
-	release, err := s.enter(ctx)
-	if err != nil {
-		return Digest{}, err
-	}
-	defer release()
-	var tree Digest
-	err = s.meta.view(func(tx *metaTx) error {
-		v := tx.get(bucketPins, []byte(name))
-		if v == nil {
-			return fmt.Errorf("pin %q: %w", name, ErrNotFound)
-		}
-		tree, err = DigestFromBytes(v)
-		return err
-	})
-	return tree, err
-}

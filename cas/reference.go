@@ -8,6 +8,7 @@ type Ref struct {
 	Digest Digest
 	Size   int64  // of the file for a blob or a chunk list; -1 where it is not known
 	File   Digest // of the whole file, for a chunk list
+	Name   string // of a directory, in the one that names it
 }
 
 // References returns what the content of a directory or chunk list names, in
@@ -37,11 +38,11 @@ func (d *Directory) references() []Ref {
 		x := &d.Entries[i]
 		switch {
 		case x.Type == TypeDir:
-			refs = append(refs, Ref{KindDirectory, x.Digest, -1, Digest{}})
+			refs = append(refs, Ref{Kind: KindDirectory, Digest: x.Digest, Size: -1, Name: x.Name})
 		case x.Type == TypeFile && !x.Chunks.IsZero():
-			refs = append(refs, Ref{KindChunkList, x.Chunks, x.Size, x.Digest})
+			refs = append(refs, Ref{Kind: KindChunkList, Digest: x.Chunks, Size: x.Size, File: x.Digest})
 		case x.Type == TypeFile && x.Size > 0:
-			refs = append(refs, Ref{KindBlob, x.Digest, x.Size, Digest{}})
+			refs = append(refs, Ref{Kind: KindBlob, Digest: x.Digest, Size: x.Size})
 		}
 	}
 	return refs
@@ -50,7 +51,7 @@ func (d *Directory) references() []Ref {
 func (c *chunkList) references() []Ref {
 	refs := make([]Ref, 0, len(c.chunks))
 	for _, ref := range c.chunks {
-		refs = append(refs, Ref{KindBlob, ref.digest, ref.size, Digest{}})
+		refs = append(refs, Ref{Kind: KindBlob, Digest: ref.digest, Size: ref.size})
 	}
 	return refs
 }

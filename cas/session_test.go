@@ -139,10 +139,10 @@ func TestSessionKeepsWhatItFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if missing, err := session.Missing([]Ref{{KindBlob, found, 5, Digest{}}, {KindBlob, put, 3, Digest{}}}); err != nil || len(missing) != 1 || missing[0].Digest != put {
+	if missing, err := session.Missing([]Ref{{Kind: KindBlob, Digest: found, Size: 5}, {Kind: KindBlob, Digest: put, Size: 3}}); err != nil || len(missing) != 1 || missing[0].Digest != put {
 		t.Fatalf("missing %v, %v", missing, err)
 	}
-	if _, err := session.Missing([]Ref{{KindBlob, found, 6, Digest{}}}); !errors.Is(err, ErrInvalid) {
+	if _, err := session.Missing([]Ref{{Kind: KindBlob, Digest: found, Size: 6}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("another size: %v", err)
 	}
 	for _, want := range []bool{true, false} {
@@ -192,9 +192,9 @@ func TestReferences(t *testing.T) {
 	}
 	refs, err := References(KindDirectory, content)
 	want := []Ref{
-		{KindChunkList, DigestOf([]byte("l")), 5 << 20, DigestOf([]byte("b"))},
-		{KindDirectory, DigestOf([]byte("d")), -1, Digest{}},
-		{KindBlob, DigestOf([]byte("f")), 1, Digest{}},
+		{Kind: KindChunkList, Digest: DigestOf([]byte("l")), Size: 5 << 20, File: DigestOf([]byte("b"))},
+		{Kind: KindDirectory, Digest: DigestOf([]byte("d")), Size: -1, Name: "dir"},
+		{Kind: KindBlob, Digest: DigestOf([]byte("f")), Size: 1},
 	}
 	if err != nil || len(refs) != len(want) {
 		t.Fatalf("%v, %v", refs, err)

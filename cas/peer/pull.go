@@ -24,6 +24,12 @@ type PullOptions struct {
 	// go of it; where a caller commits it to a head. May be nil.
 	Hold func(ctx context.Context, root cas.Digest) error
 
+	// Base are trees that heads, pins or leases of the store keep, such as older
+	// states: a directory that lies in the same place in one of them is known to
+	// be complete without looking into it. The tree that Pin or Lease keeps now
+	// is one of them.
+	Base []cas.Digest
+
 	Peer      string // the source's name, for errors
 	Bandwidth *Limiter
 	Report    func(Progress) // now and then, from several goroutines in turn; may be nil

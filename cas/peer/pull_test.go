@@ -57,8 +57,9 @@ func TestPullAsksForWhatIsMissing(t *testing.T) {
 		}
 		defer os.RemoveAll(work)
 		change(rt, work)
+		var base []cas.Digest
 		if rapid.Bool().Draw(rt, "older state is there") {
-			snapshot(rt, to, work, fmt.Sprint("old", n))
+			base = append(base, snapshot(rt, to, work, fmt.Sprint("old", n)))
 		}
 		change(rt, work)
 		root := snapshot(rt, from, work, fmt.Sprint("new", n))
@@ -71,7 +72,7 @@ func TestPullAsksForWhatIsMissing(t *testing.T) {
 			}
 		}
 		src := &direct{server: server, token: a.grant(rt, root)}
-		res, err := Pull(context.Background(), to, src, root, PullOptions{Pin: fmt.Sprint(n)})
+		res, err := Pull(context.Background(), to, src, root, PullOptions{Pin: fmt.Sprint(n), Base: base[:rapid.IntRange(0, len(base)).Draw(rt, "bases")]})
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -109,6 +110,38 @@ func change(t *rapid.T, dir string) {
 			_ = os.WriteFile(path, noise(rapid.Uint64Range(0, 5).Draw(t, "seed"), size), 0o644)
 		}
 	}
+}
+
+// TestPullFollowsABase: the tree that the pin keeps is where a pull begins;
+// what lies elsewhere or changed in it is found all the same.
+func TestPullFollowsABase(t *testing.T) {
+	from, to := openStore(t), openStore(t)
+	dir := sampleTree(t)
+	first := snapshot(t, from, dir, "ws")
+	server, a := newServer(t, from, Limits{})
+	if _, err := Pull(t.Context(), to, &direct{server: server, token: a.grant(t, first)}, first, PullOptions{Pin: "tree", Lease: "l", Collections: 3}); err != nil {
+		t.Fatal(err)
+	}
+	pinned, err1 := to.PinnedTree(t.Context(), "tree")
+	leased, err2 := to.LeasedTree(t.Context(), "l")
+	if err := errors.Join(err1, err2); err != nil || pinned != first || leased != first {
+		t.Errorf("pinned %s, leased %s, %v", pinned, leased, err)
+	}
+	if _, err := to.PinnedTree(t.Context(), "l"); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("a lease as a pin: %v", err)
+	}
+	if err := os.Rename(filepath.Join(dir, "d1"), filepath.Join(dir, "d9")); err != nil { // moved: elsewhere than in the base
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(dir, "d2/e0/new"), []byte("new"))
+	second := snapshot(t, from, dir, "ws")
+	src := &direct{server: server, token: a.grant(t, second)}
+	res, err := Pull(t.Context(), to, src, second, PullOptions{Pin: "tree"})
+	if err != nil || res.Directories != 3 || res.Blobs != 1 || len(src.asked) != 4 {
+		t.Fatalf("%+v, %v, asked for %v", res, err, src.asked)
+	}
+	collect(t, to)
+	checkSame(t, from, to, second)
 }
 
 // TestPullIsClosedAtEveryInstant cuts transfers off after each number of

@@ -200,7 +200,7 @@ const leastMemory = 2 << 20
 // size bytes.
 func (s *Server) reserve(ctx context.Context, size int64) (release func(), err error) {
 	n := min(max(size, leastMemory), s.cfg.Limits.Memory)
-	waiting, cancel := context.WithTimeout(ctx, s.cfg.Limits.Send)
+	waiting, cancel := context.WithTimeout(ctx, s.cfg.Limits.Send/2) // before the receiver gives up
 	defer cancel()
 	if err := s.memory.Acquire(waiting, n); err != nil {
 		if ctx.Err() != nil {

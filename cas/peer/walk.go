@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -16,32 +17,39 @@ import (
 func (p *puller) walk(ctx context.Context, root cas.Digest) error {
 	level := []cas.Ref{{Kind: cas.KindDirectory, Digest: root, Size: -1}}
 	p.seen.add(cas.KindDirectory, root)
-	met := int64(0)
+	trees, err := p.baseTrees(ctx)
+	if err != nil {
+		return err
+	}
+	at, met := bases{root: trees}, int64(0)
 	for depth := 0; len(level) > 0; depth++ {
 		if depth > p.opt.MaxDepth {
 			return p.blame(over(fmt.Sprintf("%d levels", p.opt.MaxDepth), "transfer a part of the tree", "the tree is deeper than directories may nest"))
 		}
-		lacking, err := p.lacking(ctx, level)
+		lacking, err := p.lacking(ctx, level, at)
 		if err != nil {
 			return err
 		}
 		if met += int64(len(lacking)); met > p.opt.MaxObjects {
 			return p.blame(over(fmt.Sprintf("%d directories and chunk lists", p.opt.MaxObjects), "transfer a part of the tree", "the tree is too large"))
 		}
-		next := &nextLevel{p: p}
+		next := &nextLevel{p: p, above: at, bases: make(bases)}
 		if err := p.readLevel(ctx, lacking, next); err != nil {
 			return err
 		}
-		level = next.refs
+		level, at = next.refs, next.bases
 	}
 	return nil
 }
 
 // nextLevel gathers what a level names.
 type nextLevel struct {
-	p    *puller
-	mu   sync.Mutex
-	refs []cas.Ref
+	p     *puller
+	above bases // of the level
+
+	mu    sync.Mutex
+	refs  []cas.Ref
+	bases bases
 }
 
 // took takes over a directory or chunk list: keeps its record for later, and
@@ -51,11 +59,7 @@ func (n *nextLevel) took(ctx context.Context, a arrival) error {
 	if err := p.spool.add(&a); err != nil {
 		return err
 	}
-	for _, r := range a.names {
-		if r.Kind != cas.KindBlob {
-			n.add(r)
-		}
-	}
+	n.names(ctx, &a)
 	lacking, err := p.session.Missing(a.names)
 	if err != nil {
 		e := malformed(a.ref.Digest, "%s names a file with a size that it has not got", a.ref.Digest)
@@ -67,22 +71,38 @@ func (n *nextLevel) took(ctx context.Context, a arrival) error {
 	return err
 }
 
-func (n *nextLevel) add(r cas.Ref) {
+// names adds the directories and chunk lists that a names.
+func (n *nextLevel) names(ctx context.Context, a *arrival) {
+	var same map[string][]cas.Digest
+	if trees := n.above[a.ref.Digest]; len(trees) > 0 && slices.ContainsFunc(a.names, isDirectory) {
+		same = n.p.below(ctx, trees)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.p.seen.add(r.Kind, r.Digest) {
+	for _, r := range a.names {
+		if r.Kind == cas.KindBlob || !n.p.seen.add(r.Kind, r.Digest) {
+			continue
+		}
 		n.refs = append(n.refs, r)
+		if dirs := same[r.Name]; len(dirs) > 0 && isDirectory(r) {
+			n.bases[r.Digest] = dirs
+		}
 	}
 }
 
+func isDirectory(r cas.Ref) bool { return r.Kind == cas.KindDirectory }
+
 // lacking returns those of a level that the store has not got complete.
-func (p *puller) lacking(ctx context.Context, level []cas.Ref) ([]cas.Ref, error) {
+func (p *puller) lacking(ctx context.Context, level []cas.Ref, at bases) ([]cas.Ref, error) {
 	keep := make([]bool, len(level))
 	group, ctx := errgroup.WithContext(ctx)
 	workers := min(runtime.GOMAXPROCS(0), 8, len(level))
 	for w := range workers {
 		group.Go(func() error {
 			for i := w; i < len(level); i += workers {
+				if at.isBase(level[i]) {
+					continue
+				}
 				ok, err := p.session.Complete(ctx, level[i].Kind, level[i].Digest)
 				if err != nil {
 					return err

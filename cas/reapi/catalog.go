@@ -151,7 +151,7 @@ func (c *catalog) evict() {
 
 // load reads what the last flush left.
 func (c *catalog) load(ctx context.Context) error {
-	tree, err := c.store.Pinned(ctx, pinName)
+	tree, err := c.store.PinnedTree(ctx, pinName)
 	if errors.Is(err, cas.ErrNotFound) {
 		return nil
 	}

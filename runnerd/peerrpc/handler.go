@@ -27,7 +27,7 @@ func NewHandler(server *peer.Server, receiver func(*http.Request) string, log *s
 	patience := server.Limits().Send
 	return path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := &call{receiver: receiver(r), control: http.NewResponseController(w), patience: patience}
-		c.extend()
+		_ = c.control.SetReadDeadline(time.Now().Add(patience)) // for the request
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
 	})
 }
@@ -41,12 +41,16 @@ type call struct {
 	patience time.Duration
 }
 
-// extend gives the receiver time for the next step. Where the transport has no
-// deadlines, its own time-outs hold.
-func (c *call) extend() {
-	until := time.Now().Add(c.patience)
-	_ = c.control.SetReadDeadline(until)
-	_ = c.control.SetWriteDeadline(until)
+// within gives the receiver patience to take what send sends. Between sends
+// there is no deadline, since this side may have to wait then. Where the
+// transport has no deadlines, its own time-outs hold.
+func (c *call) within(send func() error) error {
+	_ = c.control.SetWriteDeadline(time.Now().Add(c.patience))
+	err := send()
+	if err == nil {
+		_ = c.control.SetWriteDeadline(time.Time{})
+	}
+	return err
 }
 
 type service struct {
@@ -60,13 +64,13 @@ func (s *service) Fetch(ctx context.Context, req *connect.Request[peerv1.FetchRe
 	if !ok {
 		return problem.Connect(problem.New(connect.CodeInternal, problem.Internal, "see the source's log", "call without a transport"))
 	}
+	_ = c.control.SetReadDeadline(time.Time{})
 	b, err := batchOf(req.Msg)
 	if err != nil {
 		return wireError(err)
 	}
 	err = s.server.Fetch(ctx, c.receiver, req.Msg.GetGrant(), b, func(slice peer.Slice) error {
-		c.extend()
-		return stream.Send(responseOf(slice))
+		return c.within(func() error { return stream.Send(responseOf(slice)) })
 	})
 	if err != nil {
 		s.log.Debug("answer ended", "receiver", c.receiver, "err", err)

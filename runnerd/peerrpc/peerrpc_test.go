@@ -297,6 +297,38 @@ func TestSlowReaderLosesItsPlace(t *testing.T) {
 	_ = slow.Close()
 }
 
+// TestSourceMayTakeItsTime: the deadline is the receiver's, for taking what
+// is sent. A source that sends slowly does not run into it.
+func TestSourceMayTakeItsTime(t *testing.T) {
+	src := newSource(t, peer.Limits{Send: 100 * time.Millisecond}, "")
+	slow := peer.NewServer(src.store, peer.ServerConfig{Verifier: peer.Verifier{Keys: []ed25519.PublicKey{src.key.Public().(ed25519.PublicKey)}, Source: "src"},
+		Limits: peer.Limits{Send: 100 * time.Millisecond}, Bandwidth: peer.NewLimiter(400)}) // 4 KiB at once, and then 10 s for as many
+	defer slow.Close()
+	mux := http.NewServeMux()
+	mux.Handle(NewHandler(slow, func(*http.Request) string { return "" }, slog.New(slog.DiscardHandler)))
+	s, err := NewClient(newHTTP(t), listen(t, mux), src.token(t)).Fetch(t.Context(), src.blobs(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for range 2 { // the plan, and what may come at once
+		if _, err := s.Next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type next struct{ err error }
+	came := make(chan next, 1)
+	go func() {
+		_, err := s.Next()
+		came <- next{err}
+	}()
+	select {
+	case n := <-came:
+		t.Errorf("the answer went on, or ended, early: %v", n.err)
+	case <-time.After(time.Second): // ten times the receiver's time
+	}
+}
+
 // TestCancelReachesTheSource: when a receiver goes, its answer ends at once.
 func TestCancelReachesTheSource(t *testing.T) {
 	src := newSource(t, peer.Limits{PerGrant: 1, Send: time.Hour}, "")
