@@ -166,7 +166,7 @@ func (w *walker) look(d *dirWork, fd, i int) bool {
 		return false
 	case id.isRegular(), id.isSymlink():
 		d.own()
-		d.entries[i] = node{name: n.name, id: id}
+		d.entries[i] = node{name: n.name, id: id, file: n.lastContent(&id)}
 		return true
 	default:
 		d.own()

@@ -14,9 +14,10 @@ import (
 // A cache is an aid: when it is missing or damaged, files are read again. The
 // copies on disk are written behind the snapshots' backs, and at Close.
 type statCaches struct {
-	store *Store
-	stop  chan struct{}
-	wg    sync.WaitGroup
+	store    *Store
+	memories *chunkMemories
+	stop     chan struct{}
+	wg       sync.WaitGroup
 
 	mu    sync.Mutex
 	byKey map[string]*cachedTree
@@ -31,7 +32,7 @@ type cachedTree struct {
 }
 
 func newStatCaches(s *Store) *statCaches {
-	c := &statCaches{store: s, stop: make(chan struct{}), byKey: make(map[string]*cachedTree)}
+	c := &statCaches{store: s, memories: newChunkMemories(s), stop: make(chan struct{}), byKey: make(map[string]*cachedTree)}
 	c.wg.Go(c.flushLoop)
 	return c
 }
@@ -143,7 +144,7 @@ func (c *statCaches) drop(key string) error {
 }
 
 // dropLost drops the trees whose root the store no longer has, and returns
-// how many.
+// how many; and what is remembered of large files that are gone.
 func (c *statCaches) dropLost() (n int) {
 	c.mu.Lock()
 	for key, t := range c.byKey {
@@ -153,6 +154,7 @@ func (c *statCaches) dropLost() (n int) {
 		}
 	}
 	c.mu.Unlock()
+	c.memories.dropLost()
 	files, _ := filepath.Glob(filepath.Join(c.store.statCacheDir(), "*"))
 	for _, path := range files {
 		if root, err := statCacheRoot(path); err == nil && !c.store.index.has(root) && os.Remove(path) == nil {
@@ -196,20 +198,8 @@ func (c *statCaches) path(key string) string {
 }
 
 // writeStatCache replaces the file in one step but does not wait for the disk.
-func writeStatCache(path string, uuid [16]byte, key string, root *dirNode) (err error) {
-	b := encodeStatCache(uuid, key, root)
-	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+func writeStatCache(path string, uuid [16]byte, key string, root *dirNode) error {
+	return replaceFile(path, encodeStatCache(uuid, key, root))
 }
 
 func readStatCache(path string, uuid [16]byte, key string) (*dirNode, error) {

@@ -87,6 +87,22 @@ type fileExtra struct {
 	unstable bool
 }
 
+// chunks returns the file's chunk list, or zero.
+func (n *node) chunks() Digest {
+	if n.file == nil {
+		return Digest{}
+	}
+	return n.file.chunks
+}
+
+// lastContent is what of n helps to read the same name again, which is id now.
+func (n *node) lastContent(id *statID) *fileExtra {
+	if !id.isRegular() {
+		return nil
+	}
+	return n.file
+}
+
 // dirNode is a directory as the stat cache keeps it: the names it had, sorted,
 // and the object made of them.
 type dirNode struct {

@@ -36,6 +36,9 @@ type Config struct {
 	RecoverMeta bool
 
 	faults faults
+	// From this size on files are remembered, with a state of the hash each
+	// so many bytes.
+	rememberFrom, stateEvery int64
 }
 
 func (c Config) withDefaults() Config {
@@ -53,6 +56,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.StatCacheFlush <= 0 {
 		c.StatCacheFlush = 30 * time.Second
+	}
+	if c.rememberFrom <= 0 {
+		c.rememberFrom, c.stateEvery = rememberFrom, stateEvery
 	}
 	return c
 }
