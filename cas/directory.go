@@ -37,6 +37,8 @@ const (
 	dirVersion    = 1
 	permMask      = 0o777
 	dirFlagRoot   = 1 << 0
+	dirFlagXattrs = 1 << 1 // of the root itself
+	typeXattrs    = 1 << 7 // beside a type: attributes follow the entry
 	fileChunked   = 1 << 0
 	fileLinked    = 1 << 1
 	fileSparse    = 1 << 2
@@ -63,6 +65,8 @@ type Entry struct {
 	Unstable  bool     // the file changed each time it was read; this is the last reading
 
 	Target string // of a symlink, raw bytes
+
+	Xattrs []Xattr // of a file or directory, sorted by name
 }
 
 // Directory is a directory object. Entries and Skipped are sorted by the
@@ -71,6 +75,7 @@ type Directory struct {
 	Root    bool      // whether Mode and MTime are kept here: only at a tree's root
 	Mode    uint32    // other directories have theirs in their parent's entry
 	MTime   time.Time // likewise
+	Xattrs  []Xattr   // likewise
 	Entries []Entry
 	Skipped []SkippedName
 }
@@ -88,13 +93,7 @@ func (d *Directory) find(name string) (Entry, bool) {
 func (d *Directory) marshal() ([]byte, error) {
 	e := &encoder{b: make([]byte, 0, 64+96*len(d.Entries))}
 	e.b = append(e.b, 'S', 'K', 'D', dirVersion)
-	if d.Root {
-		e.u8(dirFlagRoot)
-		e.uvarint(uint64(d.Mode))
-		e.time(d.MTime)
-	} else {
-		e.u8(0)
-	}
+	d.encodeRoot(e)
 	e.uvarint(uint64(len(d.Entries)))
 	for i := range d.Entries {
 		d.Entries[i].encode(e)
@@ -108,9 +107,45 @@ func (d *Directory) marshal() ([]byte, error) {
 	return e.b, d.check()
 }
 
+func (d *Directory) encodeRoot(e *encoder) {
+	switch {
+	case !d.Root:
+		e.u8(0)
+		return
+	case len(d.Xattrs) > 0:
+		e.u8(dirFlagRoot | dirFlagXattrs)
+	default:
+		e.u8(dirFlagRoot)
+	}
+	e.uvarint(uint64(d.Mode))
+	e.time(d.MTime)
+	if len(d.Xattrs) > 0 {
+		encodeXattrs(e, d.Xattrs)
+	}
+}
+
+func (d *Directory) decodeRoot(b *decoder) {
+	flags := b.u8("directory flags")
+	if flags == 0 {
+		return
+	}
+	if flags&^dirFlagXattrs != dirFlagRoot {
+		b.fail("directory flags")
+		return
+	}
+	d.Root, d.Mode, d.MTime = true, uint32(b.upTo(permMask, "root mode")), b.time("root mtime")
+	if flags&dirFlagXattrs != 0 {
+		d.Xattrs = decodeXattrs(b)
+	}
+}
+
 func (x *Entry) encode(e *encoder) {
 	e.str(x.Name)
-	e.u8(byte(x.Type))
+	if len(x.Xattrs) > 0 {
+		e.u8(byte(x.Type) | typeXattrs)
+	} else {
+		e.u8(byte(x.Type))
+	}
 	e.uvarint(uint64(x.Mode))
 	e.time(x.MTime)
 	switch x.Type {
@@ -120,6 +155,9 @@ func (x *Entry) encode(e *encoder) {
 		e.digest(x.Digest)
 	case TypeSymlink:
 		e.str(x.Target)
+	}
+	if len(x.Xattrs) > 0 {
+		encodeXattrs(e, x.Xattrs)
 	}
 }
 
@@ -162,11 +200,7 @@ func parseDirectory(b []byte) (*Directory, error) {
 	d := &decoder{b: b}
 	d.magic('D', dirVersion, "directory")
 	dir := &Directory{}
-	if flags := d.u8("directory flags"); flags == dirFlagRoot {
-		dir.Root, dir.Mode, dir.MTime = true, uint32(d.upTo(permMask, "root mode")), d.time("root mtime")
-	} else if flags != 0 {
-		d.fail("directory flags")
-	}
+	dir.decodeRoot(d)
 	n := d.count(6, "number of entries")
 	dir.Entries = make([]Entry, 0, min(n, 4096))
 	for i := 0; i < n && d.err == nil; i++ {
@@ -184,8 +218,9 @@ func parseDirectory(b []byte) (*Directory, error) {
 }
 
 func decodeEntry(d *decoder) Entry {
+	name, kind := d.str(maxName, "name"), d.u8("type")
 	x := Entry{
-		Name: d.str(maxName, "name"), Type: EntryType(d.u8("type")),
+		Name: name, Type: EntryType(kind &^ typeXattrs),
 		Mode: uint32(d.upTo(permMask, "mode")), MTime: d.time("mtime"),
 	}
 	switch x.Type {
@@ -197,6 +232,9 @@ func decodeEntry(d *decoder) Entry {
 		x.Target = d.str(maxTarget, "target")
 	default:
 		d.fail("type")
+	}
+	if kind&typeXattrs != 0 {
+		x.Xattrs = decodeXattrs(d)
 	}
 	return x
 }
@@ -238,8 +276,11 @@ func decodeExtents(d *decoder, x *Entry) {
 
 // check holds the rules that both encoding and decoding rely on.
 func (d *Directory) check() error {
-	if d.Mode&^permMask != 0 || !d.Root && (d.Mode != 0 || !d.MTime.IsZero()) {
+	if d.Mode&^permMask != 0 || !d.Root && (d.Mode != 0 || !d.MTime.IsZero() || len(d.Xattrs) > 0) {
 		return fmt.Errorf("directory: mode %o: %w", d.Mode, ErrInvalid)
+	}
+	if !checkXattrs(d.Xattrs) {
+		return fmt.Errorf("directory: attributes of the root: %w", ErrInvalid)
 	}
 	names := make(map[string]bool, len(d.Skipped))
 	for i, s := range d.Skipped {
@@ -267,14 +308,14 @@ func (x *Entry) check() error {
 	if err := checkName(x.Name); err != nil {
 		return err
 	}
-	bad := x.Mode&^permMask != 0 || x.Size < 0
+	bad := x.Mode&^permMask != 0 || x.Size < 0 || !checkXattrs(x.Xattrs)
 	switch x.Type {
 	case TypeFile:
 		bad = bad || x.Digest.IsZero() || x.Target != ""
 	case TypeDir:
 		bad = bad || x.Digest.IsZero() || x.Target != ""
 	case TypeSymlink:
-		bad = bad || x.Target == "" || strings.IndexByte(x.Target, 0) >= 0 || len(x.Target) > maxTarget
+		bad = bad || len(x.Xattrs) > 0 || x.Target == "" || strings.IndexByte(x.Target, 0) >= 0 || len(x.Target) > maxTarget
 	default:
 		bad = true
 	}

@@ -167,6 +167,7 @@ func (w *walker) readFileOnce(n *node, dirfd int) (bool, error) {
 	if before.Blocks*512 < before.Size {
 		h = findHoles(fd, before.Size)
 	}
+	n.attrs = w.readAttrs(fd)
 	size, err := w.readContent(n, fd, h, was)
 	if err != nil {
 		return false, err

@@ -36,6 +36,11 @@ type RestoreResult struct {
 	// there, at most 1000; SkippedTotal counts all.
 	Skipped      []Skipped
 	SkippedTotal int64
+	// NoXattrs lists the files and directories whose extended attributes the
+	// file system did not take, at most 1000; "" is dest itself. They lack
+	// some or all of them.
+	NoXattrs      []string
+	NoXattrsTotal int64
 }
 
 // Restore makes dest hold exactly the tree. Everything is written beside it

@@ -58,7 +58,7 @@ func (r *restorer) run(temp, dest string) error {
 			return err
 		}
 	}
-	if err := r.setDir(fd, &r.root.entry); err != nil {
+	if err := r.setDir(fd, r.root); err != nil {
 		return err
 	}
 	if err := unix.Syncfs(fd); err != nil {
@@ -68,6 +68,7 @@ func (r *restorer) run(temp, dest string) error {
 	if err := r.opt.swap(temp, dest); err != nil {
 		return err
 	}
+	slices.Sort(r.res.NoXattrs)
 	slices.SortFunc(r.res.Skipped, func(a, b Skipped) int { return strings.Compare(a.Path, b.Path) })
 	r.seed(fd, now)
 	return nil
@@ -94,9 +95,37 @@ func (r *restorer) skipped(dir *Directory, at string) {
 	}
 }
 
-// setDir sets a directory's owner, mode and time, once nothing more is going
-// to be made in it.
-func (r *restorer) setDir(fd int, x *Entry) error {
+// setXattrs gives the entry x of d, or d itself, its extended attributes, and
+// notes when the file system does not take them all.
+func (r *restorer) setXattrs(fd int, d *restoreDir, x *Entry) (whole bool, err error) {
+	if len(x.Xattrs) == 0 {
+		return true, nil
+	}
+	if whole, err = setXattrs(fd, x.Xattrs); whole || err != nil {
+		return whole, err
+	}
+	name := x.Name
+	if x == &d.entry {
+		name = ""
+	}
+	path := strings.TrimSuffix(d.path(name), "/")
+	r.sum.Lock()
+	defer r.sum.Unlock()
+	if r.res.NoXattrsTotal++; len(r.res.NoXattrs) < maxReported {
+		r.res.NoXattrs = append(r.res.NoXattrs, path)
+	}
+	return false, nil
+}
+
+// setDir sets a directory's attributes, owner, mode and time, once nothing
+// more is going to be made in it.
+func (r *restorer) setDir(fd int, d *restoreDir) error {
+	x := &d.entry
+	whole, err := r.setXattrs(fd, d, x)
+	if err != nil {
+		return err
+	}
+	d.reread = d.reread || !whole
 	if err := r.chown(fd); err != nil {
 		return err
 	}

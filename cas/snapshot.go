@@ -39,6 +39,12 @@ type DroppedBits struct {
 	Mode uint32 // with the bits, as stat(2) has it
 }
 
+// DroppedXattrs is an entry with extended attributes that are not kept.
+type DroppedXattrs struct {
+	Path   string // "" for the root
+	Reason XattrLoss
+}
+
 // SnapshotResult says what a snapshot found. The lists hold at most 1000
 // entries each; the totals count all.
 type SnapshotResult struct {
@@ -54,7 +60,12 @@ type SnapshotResult struct {
 	UnstableTotal int64
 	Dropped       []DroppedBits
 	DroppedTotal  int64
-	Duration      time.Duration
+	// DroppedXattrs lists what has access control lists, or attributes
+	// "user.*" over a limit. Other attributes (security.*, trusted.*) are the
+	// system's own and not counted.
+	DroppedXattrs      []DroppedXattrs
+	DroppedXattrsTotal int64
+	Duration           time.Duration
 }
 
 // Snapshot stores the tree below dir, an open directory, and returns its
@@ -105,6 +116,7 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 	}
 	res := SnapshotResult{Tree: tree.digest, TreeStats: tree.totals.TreeStats,
 		NewBytes: w.newBytes.Load(), NewFiles: w.newFiles.Load()}
+	res.dropXattrs("", tree.attrs)
 	res.report(nil, tree)
 	return res, nil
 }
@@ -139,9 +151,21 @@ func (r *SnapshotResult) report(above []string, d *dirNode) {
 				r.Dropped = append(r.Dropped, DroppedBits{path(), n.id.mode})
 			}
 		}
+		if a := n.attributes(); a != nil {
+			r.dropXattrs(path(), a)
+		}
 		if n.dir != nil {
 			r.report(append(above, n.name), n.dir)
 		}
+	}
+}
+
+func (r *SnapshotResult) dropXattrs(path string, a *attrs) {
+	if a.loss() == 0 {
+		return
+	}
+	if r.DroppedXattrsTotal++; len(r.DroppedXattrs) < maxReported {
+		r.DroppedXattrs = append(r.DroppedXattrs, DroppedXattrs{path, a.lost})
 	}
 }
 

@@ -210,7 +210,7 @@ func readStatCache(path string, uuid [16]byte, key string) (*dirNode, error) {
 	return decodeStatCache(b, uuid, key)
 }
 
-const statCacheVersion = 1
+const statCacheVersion = 2
 
 func encodeStatCache(uuid [16]byte, key string, root *dirNode) []byte {
 	e := &encoder{b: make([]byte, 0, 256+160*root.totals.nodes)}
@@ -262,10 +262,30 @@ func (e *encoder) flag(v bool) {
 	}
 }
 
+func (e *encoder) attrs(a *attrs) {
+	e.u8(byte(a.loss()))
+	e.flag(len(a.xattrs()) > 0)
+	if len(a.xattrs()) > 0 {
+		encodeXattrs(e, a.list)
+	}
+}
+
+func (d *decoder) attrs() *attrs {
+	a := attrs{lost: XattrLoss(d.u8("attributes lost"))}
+	if d.u8("attributes") != 0 {
+		a.list = decodeXattrs(d)
+	}
+	if a.lost == 0 && a.list == nil {
+		return nil
+	}
+	return &a
+}
+
 func (e *encoder) dirNode(n *dirNode) {
 	e.statID(&n.id)
 	e.flag(n.racy)
 	e.digest(n.digest)
+	e.attrs(n.attrs)
 	e.uvarint(uint64(len(n.entries)))
 	for i := range n.entries {
 		e.node(&n.entries[i])
@@ -286,11 +306,12 @@ func (e *encoder) node(n *node) {
 	default:
 		x := n.entry()
 		x.encodeFile(e)
+		e.attrs(n.attrs)
 	}
 }
 
 func (d *decoder) dirNode(depth int) *dirNode {
-	n := &dirNode{id: d.statID(), racy: d.u8("racy") != 0, digest: d.digest("digest")}
+	n := &dirNode{id: d.statID(), racy: d.u8("racy") != 0, digest: d.digest("digest"), attrs: d.attrs()}
 	if depth > maxDepth {
 		d.fail("depth")
 	}
@@ -318,7 +339,7 @@ func (d *decoder) node(depth int) node {
 	default:
 		var x Entry
 		decodeFile(d, &x)
-		n.digest, n.group = x.Digest, x.LinkGroup
+		n.digest, n.group, n.attrs = x.Digest, x.LinkGroup, d.attrs()
 		if !x.Chunks.IsZero() || x.Sparse || x.Unstable {
 			n.file = &fileExtra{chunks: x.Chunks, sparse: x.Sparse, extents: x.Extents, unstable: x.Unstable}
 		}

@@ -27,7 +27,38 @@ type snapshotReport struct {
 	NewBytes int64      `json:"newBytes"` // bytes that the store did not have
 	Skipped  int64      `json:"skipped"`
 	Unstable int64      `json:"unstable"`
-	Seconds  float64    `json:"seconds"`
+	// What is not kept of entries that are: set-id and sticky bits, access
+	// control lists, extended attributes over a limit. The list has the first.
+	DroppedModes  int64         `json:"droppedModes"`
+	DroppedXattrs int64         `json:"droppedXattrs"`
+	Dropped       []droppedLine `json:"dropped,omitempty"`
+	Seconds       float64       `json:"seconds"`
+}
+
+// droppedLine is an entry of which something is not kept. A name that is not
+// UTF-8 is exact in pathBytes; the root is "".
+type droppedLine struct {
+	Path      string `json:"path"`
+	PathBytes []byte `json:"pathBytes"`
+	What      string `json:"what"`
+}
+
+// maxDroppedLines bounds the list; the counts count all.
+const maxDroppedLines = 100
+
+func droppedLines(res *cas.SnapshotResult) (out []droppedLine) {
+	add := func(path, what string) {
+		if len(out) < maxDroppedLines {
+			out = append(out, droppedLine{path, []byte(path), what})
+		}
+	}
+	for _, x := range res.DroppedXattrs {
+		add(x.Path, x.Reason.String())
+	}
+	for _, x := range res.Dropped {
+		add(x.Path, fmt.Sprintf("mode bits %04o", x.Mode&0o7000))
+	}
+	return out
 }
 
 func casSnapshot(f *casFlags) *cobra.Command {
@@ -92,12 +123,16 @@ func snapshotTo(ctx context.Context, s *cas.Store, path, head string) (snapshotR
 	return snapshotReport{
 		Digest: res.Tree, Commit: h.Commit, Head: head, Seq: h.Seq, Files: res.Files, Dirs: res.Dirs, Bytes: res.Bytes,
 		NewFiles: res.NewFiles, NewBytes: res.NewBytes, Skipped: res.TreeStats.Skipped, Unstable: res.UnstableTotal,
+		DroppedModes: res.DroppedTotal, DroppedXattrs: res.DroppedXattrsTotal, Dropped: droppedLines(&res),
 	}, nil
 }
 
 func (r snapshotReport) text(w io.Writer) error {
 	_, err := fmt.Fprintf(w, "%s\n%s: commit %d, %d files, %d bytes, %d bytes new, %d skipped, %d unstable, %.3f s\n",
 		r.Digest, r.Head, r.Seq, r.Files, r.Bytes, r.NewBytes, r.Skipped, r.Unstable, r.Seconds)
+	for i := 0; i < len(r.Dropped) && err == nil; i++ {
+		_, err = fmt.Fprintf(w, "not kept of %q: %s\n", r.Dropped[i].Path, r.Dropped[i].What)
+	}
 	return err
 }
 
@@ -110,6 +145,7 @@ type restoreReport struct {
 	Links    int64      `json:"links"` // further names of hard-linked files
 	Bytes    int64      `json:"bytes"`
 	Skipped  int64      `json:"skipped"`
+	NoXattrs int64      `json:"noXattrs"` // that the file system took not all extended attributes of
 	Seconds  float64    `json:"seconds"`
 }
 
@@ -133,7 +169,7 @@ func casRestore(f *casFlags) *cobra.Command {
 					return err
 				}
 				res, err := s.Restore(cmd.Context(), tree, args[1], o)
-				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.SkippedTotal, 0}
+				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.SkippedTotal, res.NoXattrsTotal, 0}
 				return err
 			})
 			if err != nil {
@@ -151,7 +187,7 @@ func casRestore(f *casFlags) *cobra.Command {
 }
 
 func (r restoreReport) text(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%d files, %d directories, %d symlinks, %d hard links, %d bytes, %d skipped in the snapshot, %.3f s\n",
-		r.Files, r.Dirs, r.Symlinks, r.Links, r.Bytes, r.Skipped, r.Seconds)
+	_, err := fmt.Fprintf(w, "%d files, %d directories, %d symlinks, %d hard links, %d bytes, %d skipped in the snapshot, %d without all their attributes, %.3f s\n",
+		r.Files, r.Dirs, r.Symlinks, r.Links, r.Bytes, r.Skipped, r.NoXattrs, r.Seconds)
 	return err
 }
