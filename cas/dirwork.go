@@ -166,6 +166,9 @@ func (w *walker) look(d *dirWork, fd, i int) bool {
 		w.addKid(d, i, &id)
 		return false
 	case n.dir == nil && n.id == id && !n.racy && (n.skip == 0 || n.skip == SkipSpecial) && n.id.mode != 0:
+		if w.recheck.chosen(n) {
+			w.recheckEntry(d, fd, i)
+		}
 		return false
 	case id.isRegular(), id.isSymlink():
 		d.own()

@@ -2,6 +2,7 @@ package cas
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -22,6 +23,10 @@ type SnapshotOptions struct {
 	// such as the head that the snapshot is going to be committed to. Empty:
 	// every file is read.
 	CacheKey string
+	// TrustCache keeps the snapshot from reading a few of the files that the
+	// stat cache vouches for, chosen by chance, to make sure of it.
+	TrustCache bool
+
 	MaxFiles int64 // most entries of all kinds; 0: no limit
 	MaxBytes int64 // most bytes of all files' sizes, holes included; 0: no limit
 }
@@ -65,7 +70,15 @@ type SnapshotResult struct {
 	// system's own and not counted.
 	DroppedXattrs      []DroppedXattrs
 	DroppedXattrsTotal int64
-	Duration           time.Duration
+	// Rechecked counts the files that were read though the stat cache vouched
+	// for them. CacheMismatches counts those of them that were not as it said;
+	// then the cache was dropped, every file was read, and the result is of
+	// that. CacheMismatch is the first one's path.
+	Rechecked       int64
+	CacheMismatches int64
+	CacheMismatch   string
+
+	Duration time.Duration
 }
 
 // Snapshot stores the tree below dir, an open directory, and returns its
@@ -101,12 +114,22 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 		return SnapshotResult{}, fmt.Errorf("open directory: %w", firstError(ctlErr, err))
 	}
 	defer unix.Close(root)
-	w := newWalker(ctx, s, root, o)
 	var old *dirNode
 	if o.CacheKey != "" {
 		old = s.caches.load(o.CacheKey)
 	}
+	var res SnapshotResult
+	w := newWalker(ctx, s, root, o)
 	tree, err := w.run(old)
+	if errors.Is(err, errCacheFalse) {
+		w.recheck.report(&res)
+		s.log.Warn("stat cache was false; every file is read", "key", o.CacheKey, "path", res.CacheMismatch)
+		if err := s.caches.drop(o.CacheKey); err != nil {
+			return SnapshotResult{}, err
+		}
+		w, old = newWalker(ctx, s, root, o), nil
+		tree, err = w.run(nil)
+	}
 	if err != nil {
 		return SnapshotResult{}, err
 	}
@@ -114,8 +137,9 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 	if o.CacheKey != "" && tree != old {
 		s.caches.keep(o.CacheKey, tree, true)
 	}
-	res := SnapshotResult{Tree: tree.digest, TreeStats: tree.totals.TreeStats,
-		NewBytes: w.newBytes.Load(), NewFiles: w.newFiles.Load()}
+	res.Tree, res.TreeStats = tree.digest, tree.totals.TreeStats
+	res.NewBytes, res.NewFiles = w.newBytes.Load(), w.newFiles.Load()
+	w.recheck.report(&res)
 	res.dropXattrs("", tree.attrs)
 	res.report(nil, tree)
 	return res, nil

@@ -39,6 +39,8 @@ type Config struct {
 	// From this size on files are remembered, with a state of the hash each
 	// so many bytes.
 	rememberFrom, stateEvery int64
+	// One in so many files that the stat cache vouches for is read.
+	recheckEvery int64
 }
 
 func (c Config) withDefaults() Config {
@@ -59,6 +61,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.rememberFrom <= 0 {
 		c.rememberFrom, c.stateEvery = rememberFrom, stateEvery
+	}
+	if c.recheckEvery <= 0 {
+		c.recheckEvery = recheckEvery
 	}
 	return c
 }

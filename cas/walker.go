@@ -25,6 +25,7 @@ type walker struct {
 	newBytes atomic.Int64
 	newFiles atomic.Int64
 	links    atomic.Int64 // names with a link count over 1
+	recheck  recheck
 
 	noXattrs  atomic.Bool  // the file system has none
 	xattrRoom atomic.Int64 // bytes of them that may still be kept
@@ -43,6 +44,7 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 		return nil, fmt.Errorf("stat root: %w", err)
 	}
 	w.dev = st.Dev
+	w.recheck.start(old, w.opt, w.store.cfg.recheckEvery)
 	w.xattrRoom.Store(maxTreeXattrBytes)
 	if old != nil {
 		w.xattrRoom.Add(-old.totals.attrs - old.attrs.bytes())

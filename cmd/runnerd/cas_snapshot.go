@@ -32,7 +32,12 @@ type snapshotReport struct {
 	DroppedModes  int64         `json:"droppedModes"`
 	DroppedXattrs int64         `json:"droppedXattrs"`
 	Dropped       []droppedLine `json:"dropped,omitempty"`
-	Seconds       float64       `json:"seconds"`
+	// Files that were read though the stat cache vouched for them, and those
+	// of them that it was wrong about: then all files were read.
+	Rechecked       int64   `json:"rechecked"`
+	CacheMismatches int64   `json:"cacheMismatches"`
+	CacheMismatch   string  `json:"cacheMismatch,omitempty"` // the first one's path
+	Seconds         float64 `json:"seconds"`
 }
 
 // droppedLine is an entry of which something is not kept. A name that is not
@@ -63,6 +68,7 @@ func droppedLines(res *cas.SnapshotResult) (out []droppedLine) {
 
 func casSnapshot(f *casFlags) *cobra.Command {
 	var head string
+	var trust bool
 	c := &cobra.Command{
 		Use: "snapshot DIR", Short: "Store a directory durably, as the next commit of a head",
 		Long: "Store a directory durably, as the next commit of a head. When nothing changed since the head's last commit,\n" +
@@ -76,7 +82,7 @@ func casSnapshot(f *casFlags) *cobra.Command {
 			}
 			var r snapshotReport
 			err = f.withStore(cmd.Context(), true, func(s *cas.Store) error {
-				r, err = snapshotTo(cmd.Context(), s, args[0], name)
+				r, err = snapshotTo(cmd.Context(), s, args[0], name, trust)
 				return err
 			})
 			if err != nil {
@@ -87,6 +93,7 @@ func casSnapshot(f *casFlags) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&head, "head", "", `the head to commit to (default "cli:" and the absolute path of DIR)`)
+	c.Flags().BoolVar(&trust, "trust-cache", false, "do not read a few of the files that the stat cache vouches for")
 	return c
 }
 
@@ -100,13 +107,13 @@ func headName(flag, dir string) (string, error) {
 }
 
 // snapshotTo stores dir and moves the head unless it is there already.
-func snapshotTo(ctx context.Context, s *cas.Store, path, head string) (snapshotReport, error) {
+func snapshotTo(ctx context.Context, s *cas.Store, path, head string, trust bool) (snapshotReport, error) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return snapshotReport{}, err
 	}
 	defer dir.Close()
-	res, err := s.Snapshot(ctx, dir, cas.SnapshotOptions{CacheKey: head})
+	res, err := s.Snapshot(ctx, dir, cas.SnapshotOptions{CacheKey: head, TrustCache: trust})
 	if err != nil {
 		return snapshotReport{}, err
 	}
@@ -123,6 +130,7 @@ func snapshotTo(ctx context.Context, s *cas.Store, path, head string) (snapshotR
 	return snapshotReport{
 		Digest: res.Tree, Commit: h.Commit, Head: head, Seq: h.Seq, Files: res.Files, Dirs: res.Dirs, Bytes: res.Bytes,
 		NewFiles: res.NewFiles, NewBytes: res.NewBytes, Skipped: res.TreeStats.Skipped, Unstable: res.UnstableTotal,
+		Rechecked: res.Rechecked, CacheMismatches: res.CacheMismatches, CacheMismatch: res.CacheMismatch,
 		DroppedModes: res.DroppedTotal, DroppedXattrs: res.DroppedXattrsTotal, Dropped: droppedLines(&res),
 	}, nil
 }
@@ -130,6 +138,9 @@ func snapshotTo(ctx context.Context, s *cas.Store, path, head string) (snapshotR
 func (r snapshotReport) text(w io.Writer) error {
 	_, err := fmt.Fprintf(w, "%s\n%s: commit %d, %d files, %d bytes, %d bytes new, %d skipped, %d unstable, %.3f s\n",
 		r.Digest, r.Head, r.Seq, r.Files, r.Bytes, r.NewBytes, r.Skipped, r.Unstable, r.Seconds)
+	if err == nil && r.CacheMismatches > 0 {
+		_, err = fmt.Fprintf(w, "the stat cache was wrong about %q, so every file was read\n", r.CacheMismatch)
+	}
 	for i := 0; i < len(r.Dropped) && err == nil; i++ {
 		_, err = fmt.Fprintf(w, "not kept of %q: %s\n", r.Dropped[i].Path, r.Dropped[i].What)
 	}
