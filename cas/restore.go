@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,6 +21,9 @@ type RestoreOptions struct {
 	UID, GID int
 	// Path is the directory of the tree to restore; "" is all of it.
 	Path string
+	// Only is the one entry of that directory to restore, of any type; "" is
+	// all of them. It goes without a CacheKey.
+	Only string
 	// CacheKey names the stat cache that is filled with what was made, so
 	// that the next snapshot of dest with this key reads no file. Empty: none.
 	CacheKey string
@@ -71,6 +76,14 @@ func (s *Store) restore(ctx context.Context, tree Digest, dest string, o Restore
 	if root.Type != TypeDir {
 		return RestoreResult{}, fmt.Errorf("%.200q is a %s: %w", o.Path, root.Type, ErrNotDir)
 	}
+	if o.Only != "" {
+		if o.CacheKey != "" {
+			return RestoreResult{}, fmt.Errorf("restore of one entry with a stat cache: %w", ErrInvalid)
+		}
+		if _, err := s.Lookup(ctx, tree, path.Join(o.Path, o.Only)); err != nil {
+			return RestoreResult{}, err
+		}
+	}
 	if err := vacant(dest, o.Replace); err != nil {
 		return RestoreResult{}, err
 	}
@@ -80,7 +93,7 @@ func (s *Store) restore(ctx context.Context, tree Digest, dest string, o Restore
 	}
 	r := newRestorer(ctx, s, o, root)
 	if err := r.run(temp, dest); err != nil {
-		return RestoreResult{}, errors.Join(err, removeTree(temp))
+		return RestoreResult{}, errors.Join(err, RemoveTree(temp))
 	}
 	return r.res, nil
 }
@@ -119,7 +132,7 @@ func (o *RestoreOptions) swap(temp, dest string) error {
 		err = syncDir(filepath.Dir(dest))
 	}
 	if err == nil && replaced {
-		err = removeTree(temp)
+		err = RemoveTree(temp)
 	}
 	return err
 }
@@ -132,7 +145,7 @@ func exchange(temp, dest string) error {
 	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
 		return err
 	}
-	aside := temp + ".old"
+	aside := temp + asideSuffix
 	if err := unix.Rename(dest, aside); err != nil {
 		return err
 	}
@@ -142,9 +155,9 @@ func exchange(temp, dest string) error {
 	return unix.Rename(aside, temp)
 }
 
-// removeTree removes a restored or replaced tree, also where its modes would
-// keep an ordinary user out.
-func removeTree(dir string) error {
+// RemoveTree removes a directory of which no one else makes use, also where
+// modes below it would keep an ordinary user out.
+func RemoveTree(dir string) error {
 	if os.RemoveAll(dir) == nil {
 		return nil
 	}
@@ -156,3 +169,35 @@ func removeTree(dir string) error {
 	})
 	return os.RemoveAll(dir)
 }
+
+// EndRestores removes what restores to dest left beside it when they were
+// interrupted. Where the exchange took two steps and a crash hit between them,
+// dest gets its old content back. Nothing may be restored to dest meanwhile.
+func EndRestores(dest string) error {
+	parent := filepath.Dir(filepath.Clean(dest))
+	left, err := os.ReadDir(parent)
+	if err != nil {
+		return err
+	}
+	for _, x := range left {
+		if !strings.HasPrefix(x.Name(), restorePrefix) {
+			continue
+		}
+		name := filepath.Join(parent, x.Name())
+		if filepath.Ext(name) == asideSuffix {
+			err := unix.Renameat2(unix.AT_FDCWD, name, unix.AT_FDCWD, dest, unix.RENAME_NOREPLACE)
+			if err == nil {
+				err = syncDir(parent)
+			}
+			if err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("put %s back: %w", dest, err)
+			}
+		}
+		if err := RemoveTree(name); err != nil {
+			return fmt.Errorf("end restore: %w", err)
+		}
+	}
+	return nil
+}
+
+const asideSuffix = ".old"

@@ -52,7 +52,7 @@ func TestRestoreSeedsTheCache(t *testing.T) {
 		if got := readCommitted(t, s, snapshot(t, s, dest, dest).Tree, "new\nline and \\ and 'quote'"); string(got) != "odd NAME" {
 			t.Fatalf("round %d: a change after the restore was missed: %q", round, got)
 		}
-		if err := removeTree(dest); err != nil {
+		if err := RemoveTree(dest); err != nil {
 			t.Fatal(err)
 		}
 	}

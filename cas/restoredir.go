@@ -76,6 +76,9 @@ func (r *restorer) fill(d *restoreDir, fd int) error {
 	if err != nil {
 		return err
 	}
+	if d == r.root && r.opt.Only != "" {
+		dir = dir.only(r.opt.Only)
+	}
 	d.dir = dir
 	r.skipped(dir, strings.TrimSuffix(d.path(""), "/"))
 	if r.opt.CacheKey != "" {
@@ -219,4 +222,12 @@ func (r *restorer) finish(d *restoreDir) error {
 		d.parent.nodes[d.slot] = node{name: d.entry.Name, id: d.id, dir: d.cacheNode()}
 	}
 	return nil
+}
+
+// only is the directory with no entry but the one called name.
+func (d *Directory) only(name string) *Directory {
+	one := *d
+	one.Entries = slices.DeleteFunc(slices.Clone(d.Entries), func(x Entry) bool { return x.Name != name })
+	one.Skipped = slices.DeleteFunc(slices.Clone(d.Skipped), func(x SkippedName) bool { return x.Name != name })
+	return &one
 }

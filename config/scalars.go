@@ -65,7 +65,7 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 		}
 	}
 	n, err := strconv.ParseUint(number, 10, 64)
-	if err != nil || n > math.MaxUint64/size {
+	if err != nil || n > math.MaxInt64/size {
 		return fmt.Errorf("%q is not a size such as 512KiB, 64MiB or 1GB", text)
 	}
 	*b = Bytes(n * size)

@@ -32,6 +32,15 @@ func (s fileService) ReadFile(ctx context.Context, req *connect.Request[skerryv1
 	return forward(ctx, to, req.Msg, to.link.files.ReadFile, reads)
 }
 
+// FileHistory implements FileServiceHandler.
+func (s fileService) FileHistory(ctx context.Context, req *connect.Request[skerryv1.FileHistoryRequest]) (*connect.Response[skerryv1.FileHistoryResponse], error) {
+	to, err := s.c.routeSelector(ctx, req.Msg.GetWorkspace())
+	if err != nil {
+		return nil, err
+	}
+	return forward(ctx, to, req.Msg, to.link.files.FileHistory, reads)
+}
+
 // WriteFile implements FileServiceHandler.
 func (s fileService) WriteFile(ctx context.Context, req *connect.Request[skerryv1.WriteFileRequest]) (*connect.Response[skerryv1.WriteFileResponse], error) {
 	to, err := s.c.routeSelector(ctx, req.Msg.GetWorkspace())

@@ -74,6 +74,15 @@ func (s workspaceService) History(ctx context.Context, req *connect.Request[sker
 	return forward(ctx, to, req.Msg, to.link.workspaces.History, reads)
 }
 
+// RestoreWorkspace implements WorkspaceServiceHandler.
+func (s workspaceService) RestoreWorkspace(ctx context.Context, req *connect.Request[skerryv1.RestoreWorkspaceRequest]) (*connect.Response[skerryv1.RestoreWorkspaceResponse], error) {
+	to, err := s.c.routeSelector(ctx, req.Msg.GetWorkspace())
+	if err != nil {
+		return nil, err
+	}
+	return forward(ctx, to, req.Msg, to.link.workspaces.RestoreWorkspace, repeatable)
+}
+
 // RepairWorkspace implements WorkspaceServiceHandler.
 func (s workspaceService) RepairWorkspace(ctx context.Context, req *connect.Request[skerryv1.RepairWorkspaceRequest]) (*connect.Response[skerryv1.RepairWorkspaceResponse], error) {
 	to, err := s.c.routeSelector(ctx, req.Msg.GetWorkspace())

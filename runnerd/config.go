@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"skerry.internal/config"
+	"skerry.internal/runnerd/upkeep"
 )
 
 // EnvPrefix is the prefix of environment variables that override Config.
@@ -42,6 +43,7 @@ type Config struct {
 	// AgentUIDs are the host uids that agents run under when the daemon is root.
 	AgentUIDs UIDs   `yaml:"agent_uids"`
 	Limits    Limits `yaml:"limits"`
+	Store     Store  `yaml:"store"`
 	// AllowSecretPaths lets file calls touch names such as .ssh and .env.
 	AllowSecretPaths bool    `yaml:"allow_secret_paths"`
 	Sandbox          Sandbox `yaml:"sandbox"`
@@ -84,6 +86,31 @@ type Limits struct {
 	WorkspaceQueue int `yaml:"workspace_queue"`
 	// UploadBytes bounds one written or uploaded file.
 	UploadBytes config.Bytes `yaml:"upload_bytes"`
+	// WorkspaceBytes and WorkspaceEntries are the quotas of one workspace. A
+	// command that leaves it over one ends with verdict quota_exceeded; its files
+	// are kept, and writes are refused until there is room again.
+	WorkspaceBytes   config.Bytes `yaml:"workspace_bytes"`
+	WorkspaceEntries uint64       `yaml:"workspace_entries"`
+}
+
+// Store says how the content store is kept in order.
+type Store struct {
+	// CollectEvery is the time between two collections; 0: under pressure only.
+	CollectEvery config.Duration `yaml:"collect_every"`
+	// KeepSnapshots is how many of its latest snapshots each workspace keeps, and
+	// MinSnapshots how many when space is short; at least 2. 0: all of them.
+	KeepSnapshots int `yaml:"keep_snapshots"`
+	MinSnapshots  int `yaml:"min_snapshots"`
+	// ScrubEvery is the time between two readings of the whole store, at most
+	// ScrubRate bytes a second; 0: never.
+	ScrubEvery config.Duration `yaml:"scrub_every"`
+	ScrubRate  config.Bytes    `yaml:"scrub_rate"`
+	// MaxBytes bounds the store on disk; 0: no bound. MinFree and MinFreeInodes
+	// are kept free of the data directory's file system. New work is refused when
+	// there is less.
+	MaxBytes      config.Bytes `yaml:"max_bytes"`
+	MinFree       config.Bytes `yaml:"min_free"`
+	MinFreeInodes uint64       `yaml:"min_free_inodes"`
 }
 
 // Sandbox says how sandboxes are made.
@@ -107,7 +134,9 @@ func DefaultConfig() Config {
 		DefaultTimeout: config.Duration(time.Hour), MaxTimeout: config.Duration(7 * 24 * time.Hour), Grace: config.Duration(5 * time.Second),
 		AgentUIDs: UIDs{First: 2_000_000_000, Count: 10_000},
 		Limits: Limits{Processes: 4096, OpenFiles: 65536, FileBytes: 64 << 30, TmpBytes: 1 << 30, ShmBytes: 1 << 30, LogHead: 8 << 20, LogTail: 24 << 20,
-			WorkspaceQueue: 256, UploadBytes: 64 << 30},
+			WorkspaceQueue: 256, UploadBytes: 64 << 30, WorkspaceBytes: 1 << 40, WorkspaceEntries: 20_000_000},
+		Store: Store{CollectEvery: config.Duration(time.Hour), KeepSnapshots: 1000, MinSnapshots: 10,
+			ScrubEvery: config.Duration(7 * 24 * time.Hour), ScrubRate: 16 << 20, MinFree: 256 << 20, MinFreeInodes: 1000},
 		KeepLogs: config.Duration(30 * 24 * time.Hour), KeepExecutions: 20_000,
 	}
 }
@@ -131,6 +160,12 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "limits.workspace_queue", Problem: "must be over 0", Remedy: "use the default, 256"}
 	case c.Limits.UploadBytes == 0:
 		return &config.FieldError{Field: "limits.upload_bytes", Problem: "must be over 0", Remedy: "use the default, 64GiB"}
+	case c.Store.KeepSnapshots < 0 || c.Store.KeepSnapshots == 1:
+		return &config.FieldError{Field: "store.keep_snapshots", Problem: "must be 0 (all) or at least 2", Remedy: "use the default, 1000"}
+	case c.Store.MinSnapshots < 2 || (c.Store.KeepSnapshots > 0 && c.Store.MinSnapshots > c.Store.KeepSnapshots):
+		return &config.FieldError{Field: "store.min_snapshots", Problem: "must be from 2 to store.keep_snapshots", Remedy: "use the default, 10"}
+	case c.Store.CollectEvery < 0 || c.Store.ScrubEvery < 0:
+		return &config.FieldError{Field: "store.collect_every", Problem: "store.collect_every and store.scrub_every must not be negative", Remedy: "use 0 to turn one off"}
 	case c.KeepExecutions <= 0 || c.KeepLogs <= 0:
 		return &config.FieldError{Field: "keep_executions", Problem: "keep_executions and keep_logs must be over 0", Remedy: "use the defaults"}
 	}
@@ -142,4 +177,9 @@ func (c Config) slots() int {
 		return c.Slots
 	}
 	return max(8, 4*runtime.NumCPU())
+}
+
+func (s Store) upkeep() upkeep.Config {
+	return upkeep.Config{CollectEvery: s.CollectEvery.D(), KeepSnapshots: s.KeepSnapshots, MinSnapshots: s.MinSnapshots,
+		ScrubEvery: s.ScrubEvery.D(), ScrubRate: int64(s.ScrubRate), MaxBytes: int64(s.MaxBytes), MinFree: int64(s.MinFree), MinFreeInodes: int64(s.MinFreeInodes)}
 }

@@ -27,6 +27,7 @@ import (
 	"skerry.internal/runnerd/execution"
 	"skerry.internal/runnerd/journal"
 	"skerry.internal/runnerd/rpc"
+	"skerry.internal/runnerd/upkeep"
 	"skerry.internal/runnerd/workspace"
 )
 
@@ -43,6 +44,7 @@ type Daemon struct {
 	deps       Deps
 	store      *cas.Store
 	journal    *journal.Journal
+	keeper     *upkeep.Keeper
 	engine     *execution.Engine
 	workspaces *workspace.Manager
 	handler    http.Handler
@@ -90,6 +92,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 		return err
 	}
 	registerStore(d.deps.Metrics, d.store)
+	d.keeper = upkeep.New(d.store, d.journal, cfg.DataDir, cfg.Store.upkeep(), d.deps.Logger, d.deps.Metrics)
 	d.workspaces, err = workspace.NewManager(filepath.Join(cfg.DataDir, "workspaces"), d.store, d.journal, d.workspaceConfig(), d.deps.Logger, d.deps.Metrics)
 	if err != nil {
 		return err
@@ -104,6 +107,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 		return err
 	}
 	d.engine.StartRetention()
+	d.keeper.Start()
 	d.handler = rpc.New(rpc.Config{Name: cfg.Name, Version: d.deps.Version, Labels: cfg.Labels, Slots: cfg.slots(), Tier: launcher.Tier(),
 		TierAtLeast: launcher.atLeast, DefaultTimeout: cfg.DefaultTimeout.D(), MaxTimeout: cfg.MaxTimeout.D(),
 		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
@@ -112,7 +116,8 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 
 func (d *Daemon) workspaceConfig() workspace.Config {
 	c := workspace.Config{MaxQueue: d.cfg.Limits.WorkspaceQueue, MaxChangedPaths: maxChangedPaths,
-		MaxFileBytes: int64(d.cfg.Limits.UploadBytes), Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}}
+		MaxFileBytes: int64(d.cfg.Limits.UploadBytes), Admit: d.keeper.Admit,
+		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}}
 	if os.Geteuid() == 0 {
 		c.FirstUID, c.UIDs = d.cfg.AgentUIDs.First, d.cfg.AgentUIDs.Count
 	}
@@ -231,6 +236,9 @@ func (d *Daemon) Close() error {
 	var errs []error
 	if d.engine != nil {
 		d.engine.Close()
+	}
+	if d.keeper != nil {
+		d.keeper.Close()
 	}
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())

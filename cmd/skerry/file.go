@@ -23,7 +23,7 @@ func (a *app) fileCommand() *cobra.Command {
 	selector := func() *skerryv1.WorkspaceSelector { return &skerryv1.WorkspaceSelector{Runner: runner} }
 	c := &cobra.Command{Use: "file", Short: "List, read and write workspace files", Example: "  skerry file put data.csv input/data.csv"}
 	c.PersistentFlags().StringVar(&runner, "runner", "", "the workspace on this runner (default: the one that the agent uses)")
-	c.AddCommand(a.fileList(selector), a.fileCat(selector), a.filePut(selector), a.fileGet(selector))
+	c.AddCommand(a.fileList(selector), a.fileCat(selector), a.filePut(selector), a.fileGet(selector), a.fileHistory(selector))
 	return group(c)
 }
 
@@ -234,4 +234,38 @@ func upload(ctx context.Context, c *clients, header *skerryv1.UploadHeader, in i
 		return nil, err
 	}
 	return res.Msg, nil
+}
+
+func (a *app) fileHistory(workspace selector) *cobra.Command {
+	req := &skerryv1.FileHistoryRequest{}
+	c := &cobra.Command{
+		Use: "history PATH", Short: "List the snapshots that changed a path, newest first", Example: "  skerry file history results/table.csv", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.clients()
+			if err != nil {
+				return err
+			}
+			req.Workspace, req.Path = workspace(), args[0]
+			res, err := c.files.FileHistory(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(res.Msg)
+			}
+			rows := [][]string{{"SEQ", "TIME", "CHANGE", "SIZE", "DIGEST", "SNAPSHOT", "MADE BY"}}
+			for _, r := range res.Msg.Revisions {
+				rows = append(rows, []string{fmt.Sprint(r.GetRevision().GetSnapshot().GetSeq()), stamp(r.GetRevision().GetTime()), r.Change, fmt.Sprint(r.GetFile().GetSize()),
+					short(r.GetFile().GetDigest()), short(r.GetRevision().GetSnapshot().GetDigest()), r.GetRevision().GetSourceKind() + " " + r.GetRevision().GetSource()})
+			}
+			if err := a.table(rows); err != nil || res.Msg.NextPageToken == "" {
+				return err
+			}
+			_, err = fmt.Fprintf(a.stderr, "more: --page %s\n", res.Msg.NextPageToken)
+			return err
+		},
+	}
+	c.Flags().Uint32Var(&req.Limit, "limit", 0, "at most this many (default 50, at most 1000)")
+	c.Flags().StringVar(&req.PageToken, "page", "", "continue a list")
+	return c
 }

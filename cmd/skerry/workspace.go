@@ -15,7 +15,7 @@ func (a *app) workspaceCommand() *cobra.Command {
 	c := &cobra.Command{Use: "workspace", Short: "Show workspaces, their history and what changed", Example: "  skerry workspace history"}
 	c.PersistentFlags().StringVar(&runner, "runner", "", "the workspace on this runner (default: the one that the agent uses)")
 	c.PersistentFlags().StringVar(&id, "workspace", "", "the workspace with this id")
-	c.AddCommand(a.workspaceList(), a.workspaceHistory(of), a.workspaceDiff(of), a.workspaceRepair(of))
+	c.AddCommand(a.workspaceList(), a.workspaceHistory(of), a.workspaceDiff(of), a.workspaceRestore(of), a.workspaceRepair(of))
 	return group(c)
 }
 
@@ -107,6 +107,33 @@ func (a *app) workspaceDiff(of selector) *cobra.Command {
 		},
 	}
 	c.Flags().Uint32Var(&req.Limit, "limit", 0, "at most this many paths (default 1000, at most 10000)")
+	return c
+}
+
+func (a *app) workspaceRestore(of selector) *cobra.Command {
+	req := &skerryv1.RestoreWorkspaceRequest{}
+	c := &cobra.Command{
+		Use: "restore SNAPSHOT", Short: "Bring the workspace, or one path of it, back to an earlier snapshot",
+		Long:    "What is replaced stays in the history: restore the snapshot before to undo it.",
+		Example: "  skerry workspace restore sha256:1f0c...\n  skerry workspace restore sha256:1f0c... --path results/table.csv", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.clients()
+			if err != nil {
+				return err
+			}
+			req.Workspace, req.Snapshot = of(), args[0]
+			res, err := c.workspaces.RestoreWorkspace(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(res.Msg)
+			}
+			printChanges(a.stdout, res.Msg.Changes)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&req.Path, "path", "", "only this file, symlink or directory")
 	return c
 }
 

@@ -136,7 +136,7 @@ func (e *Engine) Submit(ctx context.Context, w *workspace.Workspace, record *ske
 	if first, err := e.known(ctx, record, hash); err != nil || first != "" {
 		return first, err
 	}
-	if err := w.Writable(); err != nil {
+	if err := w.Admit(ctx); err != nil {
 		return "", err
 	}
 	launch, err := json.Marshal(l)

@@ -32,7 +32,7 @@ func (e *Engine) run(x *live, found *supervisor.Handle) {
 			return
 		}
 		if committed, ok := e.commit(x, exit, free); ok {
-			e.finish(x, exit, committed)
+			e.finish(x, overQuota(exit, committed), committed)
 		}
 	case turnClosed:
 	}
@@ -68,6 +68,16 @@ func (e *Engine) turn(x *live, started bool) turn {
 	case <-e.ctx.Done():
 		return turnClosed
 	}
+}
+
+// overQuota is the verdict of a command that ended by itself and left its
+// workspace over a quota. What it left is committed all the same, and commands
+// may go on, or else nothing could be removed.
+func overQuota(exit supervisor.Exit, c workspace.Committed) supervisor.Exit {
+	if c.Over != nil && exit.Kind == supervisor.KindExited {
+		exit.Kind, exit.Limit, exit.Detail = supervisor.KindQuotaExceeded, c.Over.Limit, c.Over.Detail()
+	}
+	return exit
 }
 
 func cancelledBeforeStart(x *live) supervisor.Exit {

@@ -172,7 +172,7 @@ func (s files) install(ctx context.Context, w *workspace.Workspace, staged *work
 
 // lease waits a bounded time for the workspace to have no other writer.
 func lease(ctx context.Context, w *workspace.Workspace) (release func(), err error) {
-	if err := w.Writable(); err != nil {
+	if err := w.Admit(ctx); err != nil {
 		return nil, err
 	}
 	ticket, err := w.Queue()
@@ -285,4 +285,21 @@ func (s files) DownloadFile(ctx context.Context, req *connect.Request[skerryv1.D
 			return err
 		}
 	}
+}
+
+// FileHistory implements FileService.
+func (s files) FileHistory(ctx context.Context, req *connect.Request[skerryv1.FileHistoryRequest]) (*connect.Response[skerryv1.FileHistoryResponse], error) {
+	limit, err := limited("limit", req.Msg.Limit, 50, 1000)
+	if err != nil {
+		return nil, err
+	}
+	w, err := s.workspaceOf(ctx, req.Header())
+	if err != nil {
+		return nil, err
+	}
+	found, next, err := w.FileHistory(ctx, req.Msg.Path, req.Msg.PageToken, limit)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&skerryv1.FileHistoryResponse{Revisions: found, NextPageToken: next}), nil
 }

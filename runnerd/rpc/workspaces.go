@@ -2,10 +2,8 @@ package rpc
 
 import (
 	"context"
-	"strings"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
@@ -92,16 +90,9 @@ func (s workspaces) History(ctx context.Context, req *connect.Request[skerryv1.H
 	}
 	out := &skerryv1.HistoryResponse{NextPageToken: next}
 	for _, c := range log {
-		out.Revisions = append(out.Revisions, revision(c))
+		out.Revisions = append(out.Revisions, workspace.RevisionOf(c))
 	}
 	return connect.NewResponse(out), nil
-}
-
-func revision(c cas.Commit) *skerryv1.Revision {
-	kind, source, _ := strings.Cut(c.Source, ":")
-	return &skerryv1.Revision{Time: timestamppb.New(c.Time), SourceKind: kind, Source: workspace.Display(source),
-		Snapshot: &skerryv1.Snapshot{Digest: c.Tree.String(), Parent: c.ParentTree.String(), Commit: c.Digest.String(), Seq: c.Seq,
-			Files: uint64(c.Stats.Files), Bytes: uint64(c.Stats.Bytes), SkippedCount: uint32(c.Stats.Skipped)}}
 }
 
 // RepairWorkspace implements WorkspaceService.
@@ -115,4 +106,22 @@ func (s workspaces) RepairWorkspace(ctx context.Context, req *connect.Request[sk
 			"the workspace still cannot be committed: %s", w.Status().Detail).Because(err)
 	}
 	return connect.NewResponse(&skerryv1.RepairWorkspaceResponse{Workspace: s.status(w)}), nil
+}
+
+// RestoreWorkspace implements WorkspaceService.
+func (s workspaces) RestoreWorkspace(ctx context.Context, req *connect.Request[skerryv1.RestoreWorkspaceRequest]) (*connect.Response[skerryv1.RestoreWorkspaceResponse], error) {
+	w, err := s.workspaceOf(ctx, req.Header())
+	if err != nil {
+		return nil, err
+	}
+	release, err := lease(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	committed, err := w.Restore(ctx, req.Msg.Snapshot, req.Msg.Path)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&skerryv1.RestoreWorkspaceResponse{Snapshot: committed.Snapshot, Changes: committed.Changes}), nil
 }

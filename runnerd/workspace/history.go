@@ -11,13 +11,11 @@ import (
 func (w *Workspace) History(ctx context.Context, pageToken string, limit int) (log []cas.Commit, next string, err error) {
 	from := w.Head().Commit
 	if pageToken != "" {
-		if from, err = cas.ParseDigest(pageToken); err != nil {
-			return nil, "", problem.Invalid("pageToken", "pass on a nextPageToken as it came", "is not valid")
+		c, err := w.commitAt(ctx, pageToken)
+		if err != nil {
+			return nil, "", err
 		}
-		// A digest that is no commit of this workspace tells nothing about others.
-		if c, err := w.manager.store.ReadCommit(ctx, from); err != nil || c.Head != w.ID {
-			return nil, "", problem.Missing("pageToken", "no such commit in this workspace")
-		}
+		from = c.Digest
 	}
 	if from.IsZero() {
 		return nil, "", nil
@@ -52,4 +50,18 @@ func (w *Workspace) CommitOf(ctx context.Context, tree cas.Digest) (cas.Commit, 
 		return cas.Commit{}, nil
 	}
 	return cas.Commit{}, problem.Missing("snapshot", "no snapshot %s in this workspace's history", tree)
+}
+
+// commitAt gives the commit that a page token names. A digest that is no commit
+// of this workspace tells nothing about others.
+func (w *Workspace) commitAt(ctx context.Context, pageToken string) (cas.Commit, error) {
+	at, err := cas.ParseDigest(pageToken)
+	if err != nil {
+		return cas.Commit{}, problem.Invalid("pageToken", "pass on a nextPageToken as it came", "is not valid")
+	}
+	c, err := w.manager.store.ReadCommit(ctx, at)
+	if err != nil || c.Head != w.ID {
+		return cas.Commit{}, problem.Missing("pageToken", "no such commit in this workspace, or it is not kept any more")
+	}
+	return c, nil
 }

@@ -29,7 +29,11 @@ type Config struct {
 	MaxChangedPaths int
 	// MaxFileBytes bounds one written or uploaded file.
 	MaxFileBytes int64
-	Floor        Floor
+	// Quota bounds what each workspace may hold.
+	Quota Quota
+	// Admit refuses new writers when the host has no room for them. May be nil.
+	Admit func(context.Context) error
+	Floor Floor
 }
 
 // Manager opens workspaces and keeps them open.
@@ -145,10 +149,13 @@ func (w *Workspace) makeDirs() error {
 		return err
 	}
 	// What a crash left staged belongs to no write any more.
-	if err := os.RemoveAll(w.dir + "/tmp"); err != nil {
+	if err := cas.RemoveTree(w.dir + "/tmp"); err != nil {
 		return err
 	}
 	if err := os.Mkdir(w.dir+"/tmp", 0o700); err != nil {
+		return err
+	}
+	if err := cas.EndRestores(w.Tree()); err != nil {
 		return err
 	}
 	err := os.Mkdir(w.Tree(), 0o700)

@@ -85,12 +85,25 @@ func (w *Workspace) Writable() error {
 		"the last commit of this workspace failed: %s", w.detail)
 }
 
+// Admit says whether new work may be accepted: the workspace is Writable and
+// the host has room.
+func (w *Workspace) Admit(ctx context.Context) error {
+	if err := w.Writable(); err != nil {
+		return err
+	}
+	if admit := w.manager.cfg.Admit; admit != nil {
+		return admit(ctx)
+	}
+	return nil
+}
+
 // Status is the workspace as the API shows it.
 func (w *Workspace) Status() *skerryv1.Workspace {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := &skerryv1.Workspace{Id: w.ID, Agent: w.Agent, Epoch: w.epoch, State: w.state, Detail: w.detail}
 	s.Head = headProto(w.last)
+	s.Usage = w.manager.cfg.Quota.usage(w.last.Stats)
 	return s
 }
 
@@ -113,6 +126,8 @@ func headProto(c cas.Commit) *skerryv1.Snapshot {
 type Committed struct {
 	Snapshot *skerryv1.Snapshot
 	Changes  *skerryv1.Changes
+	// Over is the quota that the snapshot passes; nil when it passes none.
+	Over *Over
 }
 
 // Commit snapshots the directory, makes the snapshot durable as the head and
@@ -144,15 +159,7 @@ func (w *Workspace) commit(ctx context.Context, source string) (Committed, error
 	}
 	defer func() { _ = dir.Close() }()
 	store := w.manager.store
-	shot, err := store.Snapshot(ctx, dir, cas.SnapshotOptions{CacheKey: w.ID})
-	if err != nil {
-		return Committed{}, err
-	}
-	if shot.UnstableTotal > 0 {
-		return Committed{}, &unstableError{shot.UnstableTotal, shot.Unstable}
-	}
-	head, err := store.Commit(ctx, cas.CommitRequest{Head: w.ID, Expect: before.Commit, Epoch: epoch, Tree: shot.Tree, Source: source,
-		Time: began, Stats: shot.TreeStats})
+	shot, head, err := w.record(ctx, dir, cas.CommitRequest{Head: w.ID, Expect: before.Commit, Epoch: epoch, Source: source, Time: began})
 	if err != nil {
 		return Committed{}, err
 	}
@@ -170,7 +177,28 @@ func (w *Workspace) commit(ctx context.Context, source string) (Committed, error
 	w.head, w.last = head, last
 	w.mu.Unlock()
 	w.manager.metrics.commits.Observe(time.Since(began).Seconds())
-	return Committed{Snapshot: snapshotProto(last, shot), Changes: changes}, nil
+	return Committed{Snapshot: snapshotProto(last, shot), Changes: changes, Over: w.manager.cfg.Quota.over(last.Stats)}, nil
+}
+
+// record snapshots the directory and commits the snapshot. One that is not
+// committed while two collections go by may be collected: it is then taken anew.
+func (w *Workspace) record(ctx context.Context, dir *os.File, req cas.CommitRequest) (cas.SnapshotResult, cas.Head, error) {
+	const most = 3
+	for try := 1; ; try++ {
+		shot, err := w.manager.store.Snapshot(ctx, dir, cas.SnapshotOptions{CacheKey: w.ID})
+		if err != nil {
+			return shot, cas.Head{}, err
+		}
+		if shot.UnstableTotal > 0 {
+			return shot, cas.Head{}, &unstableError{shot.UnstableTotal, shot.Unstable}
+		}
+		req.Tree, req.Stats = shot.Tree, shot.TreeStats
+		head, err := w.manager.store.Commit(ctx, req)
+		if !errors.Is(err, cas.ErrNotFound) || try == most {
+			return shot, head, err
+		}
+		w.manager.log.Warn("snapshot was collected before it was committed, taken anew", "workspace", w.ID)
+	}
 }
 
 // Settle commits what a crash left between a write and its commit, as a

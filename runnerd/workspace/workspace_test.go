@@ -81,10 +81,6 @@ func commit(t testing.TB, w *Workspace, source string) Committed {
 
 func reason(err error) string { return problem.Of(err).GetReason() }
 
-// A directory is swapped for a symlink to the outside in a loop while writes go
-
-// through it: none may land outside.
-
 func TestCommitTellsChangesAndLineage(t *testing.T) {
 	w := newBed(t).workspace(t)
 	first := commit(t, w, "execution:1")

@@ -121,6 +121,9 @@ func (s *Staged) Install(ctx context.Context, req Write) error {
 		e.Field = "digest"
 		return e
 	}
+	if err := s.w.room(ctx, p, s.Bytes, req.IfExists == IfExistsAppend); err != nil {
+		return err
+	}
 	root, err := os.OpenRoot(s.w.Tree())
 	if err != nil {
 		return fmt.Errorf("open workspace: %w", err)

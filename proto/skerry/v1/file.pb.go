@@ -1018,6 +1018,202 @@ func (*DownloadFileResponse_Header) isDownloadFileResponse_Part() {}
 
 func (*DownloadFileResponse_Data) isDownloadFileResponse_Part() {}
 
+type FileHistoryRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Workspace *WorkspaceSelector     `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Path      string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// 1..1000; 0: 50.
+	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileHistoryRequest) Reset() {
+	*x = FileHistoryRequest{}
+	mi := &file_skerry_v1_file_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileHistoryRequest) ProtoMessage() {}
+
+func (x *FileHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_file_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileHistoryRequest.ProtoReflect.Descriptor instead.
+func (*FileHistoryRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_file_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *FileHistoryRequest) GetWorkspace() *WorkspaceSelector {
+	if x != nil {
+		return x.Workspace
+	}
+	return nil
+}
+
+func (x *FileHistoryRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileHistoryRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *FileHistoryRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type FileHistoryResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Revisions []*FileRevision        `protobuf:"bytes,1,rep,name=revisions,proto3" json:"revisions,omitempty"`
+	// Set when older commits were not looked at; a page may be empty and yet have
+	// a next one, since one call looks at 2000 commits at most.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileHistoryResponse) Reset() {
+	*x = FileHistoryResponse{}
+	mi := &file_skerry_v1_file_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileHistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileHistoryResponse) ProtoMessage() {}
+
+func (x *FileHistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_file_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileHistoryResponse.ProtoReflect.Descriptor instead.
+func (*FileHistoryResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_file_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *FileHistoryResponse) GetRevisions() []*FileRevision {
+	if x != nil {
+		return x.Revisions
+	}
+	return nil
+}
+
+func (x *FileHistoryResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// FileRevision is a commit that changed a path.
+type FileRevision struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "created", "modified", "deleted", or "kept": the oldest commit that is kept
+	// has the path, and what changed it is not known any more.
+	Change string `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	// What the path was afterwards; unset when it was deleted.
+	File *FileInfo `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	// Digest of the file before; empty when it was no file.
+	PreviousDigest string    `protobuf:"bytes,3,opt,name=previous_digest,json=previousDigest,proto3" json:"previous_digest,omitempty"`
+	Revision       *Revision `protobuf:"bytes,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *FileRevision) Reset() {
+	*x = FileRevision{}
+	mi := &file_skerry_v1_file_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileRevision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileRevision) ProtoMessage() {}
+
+func (x *FileRevision) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_file_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileRevision.ProtoReflect.Descriptor instead.
+func (*FileRevision) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_file_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *FileRevision) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *FileRevision) GetFile() *FileInfo {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
+func (x *FileRevision) GetPreviousDigest() string {
+	if x != nil {
+		return x.PreviousDigest
+	}
+	return ""
+}
+
+func (x *FileRevision) GetRevision() *Revision {
+	if x != nil {
+		return x.Revision
+	}
+	return nil
+}
+
 var File_skerry_v1_file_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_file_proto_rawDesc = "" +
@@ -1097,14 +1293,29 @@ const file_skerry_v1_file_proto_rawDesc = "" +
 	"\x14DownloadFileResponse\x12-\n" +
 	"\x06header\x18\x01 \x01(\v2\x13.skerry.v1.FileInfoH\x00R\x06header\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\x06\n" +
-	"\x04part2\x82\x03\n" +
+	"\x04part\"\x99\x01\n" +
+	"\x12FileHistoryRequest\x12:\n" +
+	"\tworkspace\x18\x01 \x01(\v2\x1c.skerry.v1.WorkspaceSelectorR\tworkspace\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"t\n" +
+	"\x13FileHistoryResponse\x125\n" +
+	"\trevisions\x18\x01 \x03(\v2\x17.skerry.v1.FileRevisionR\trevisions\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xa9\x01\n" +
+	"\fFileRevision\x12\x16\n" +
+	"\x06change\x18\x01 \x01(\tR\x06change\x12'\n" +
+	"\x04file\x18\x02 \x01(\v2\x13.skerry.v1.FileInfoR\x04file\x12'\n" +
+	"\x0fprevious_digest\x18\x03 \x01(\tR\x0epreviousDigest\x12/\n" +
+	"\brevision\x18\x04 \x01(\v2\x13.skerry.v1.RevisionR\brevision2\xd0\x03\n" +
 	"\vFileService\x12F\n" +
 	"\tListFiles\x12\x1b.skerry.v1.ListFilesRequest\x1a\x1c.skerry.v1.ListFilesResponse\x12C\n" +
 	"\bReadFile\x12\x1a.skerry.v1.ReadFileRequest\x1a\x1b.skerry.v1.ReadFileResponse\x12F\n" +
 	"\tWriteFile\x12\x1b.skerry.v1.WriteFileRequest\x1a\x1c.skerry.v1.WriteFileResponse\x12K\n" +
 	"\n" +
 	"UploadFile\x12\x1c.skerry.v1.UploadFileRequest\x1a\x1d.skerry.v1.UploadFileResponse(\x01\x12Q\n" +
-	"\fDownloadFile\x12\x1e.skerry.v1.DownloadFileRequest\x1a\x1f.skerry.v1.DownloadFileResponse0\x01B*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
+	"\fDownloadFile\x12\x1e.skerry.v1.DownloadFileRequest\x1a\x1f.skerry.v1.DownloadFileResponse0\x01\x12L\n" +
+	"\vFileHistory\x12\x1d.skerry.v1.FileHistoryRequest\x1a\x1e.skerry.v1.FileHistoryResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
 
 var (
 	file_skerry_v1_file_proto_rawDescOnce sync.Once
@@ -1118,7 +1329,7 @@ func file_skerry_v1_file_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_file_proto_rawDescData
 }
 
-var file_skerry_v1_file_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_skerry_v1_file_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_skerry_v1_file_proto_goTypes = []any{
 	(*ListFilesRequest)(nil),      // 0: skerry.v1.ListFilesRequest
 	(*ListFilesResponse)(nil),     // 1: skerry.v1.ListFilesResponse
@@ -1132,40 +1343,50 @@ var file_skerry_v1_file_proto_goTypes = []any{
 	(*UploadFileResponse)(nil),    // 9: skerry.v1.UploadFileResponse
 	(*DownloadFileRequest)(nil),   // 10: skerry.v1.DownloadFileRequest
 	(*DownloadFileResponse)(nil),  // 11: skerry.v1.DownloadFileResponse
-	(*WorkspaceSelector)(nil),     // 12: skerry.v1.WorkspaceSelector
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
-	(*Snapshot)(nil),              // 14: skerry.v1.Snapshot
+	(*FileHistoryRequest)(nil),    // 12: skerry.v1.FileHistoryRequest
+	(*FileHistoryResponse)(nil),   // 13: skerry.v1.FileHistoryResponse
+	(*FileRevision)(nil),          // 14: skerry.v1.FileRevision
+	(*WorkspaceSelector)(nil),     // 15: skerry.v1.WorkspaceSelector
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*Snapshot)(nil),              // 17: skerry.v1.Snapshot
+	(*Revision)(nil),              // 18: skerry.v1.Revision
 }
 var file_skerry_v1_file_proto_depIdxs = []int32{
-	12, // 0: skerry.v1.ListFilesRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	15, // 0: skerry.v1.ListFilesRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 1: skerry.v1.ListFilesResponse.files:type_name -> skerry.v1.FileInfo
-	13, // 2: skerry.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
-	12, // 3: skerry.v1.ReadFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	16, // 2: skerry.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
+	15, // 3: skerry.v1.ReadFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 4: skerry.v1.ReadFileResponse.file:type_name -> skerry.v1.FileInfo
-	12, // 5: skerry.v1.WriteFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	15, // 5: skerry.v1.WriteFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 6: skerry.v1.WriteFileResponse.file:type_name -> skerry.v1.FileInfo
-	14, // 7: skerry.v1.WriteFileResponse.snapshot:type_name -> skerry.v1.Snapshot
+	17, // 7: skerry.v1.WriteFileResponse.snapshot:type_name -> skerry.v1.Snapshot
 	8,  // 8: skerry.v1.UploadFileRequest.header:type_name -> skerry.v1.UploadHeader
-	12, // 9: skerry.v1.UploadHeader.workspace:type_name -> skerry.v1.WorkspaceSelector
+	15, // 9: skerry.v1.UploadHeader.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 10: skerry.v1.UploadFileResponse.file:type_name -> skerry.v1.FileInfo
-	14, // 11: skerry.v1.UploadFileResponse.snapshot:type_name -> skerry.v1.Snapshot
-	12, // 12: skerry.v1.DownloadFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	17, // 11: skerry.v1.UploadFileResponse.snapshot:type_name -> skerry.v1.Snapshot
+	15, // 12: skerry.v1.DownloadFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 13: skerry.v1.DownloadFileResponse.header:type_name -> skerry.v1.FileInfo
-	0,  // 14: skerry.v1.FileService.ListFiles:input_type -> skerry.v1.ListFilesRequest
-	3,  // 15: skerry.v1.FileService.ReadFile:input_type -> skerry.v1.ReadFileRequest
-	5,  // 16: skerry.v1.FileService.WriteFile:input_type -> skerry.v1.WriteFileRequest
-	7,  // 17: skerry.v1.FileService.UploadFile:input_type -> skerry.v1.UploadFileRequest
-	10, // 18: skerry.v1.FileService.DownloadFile:input_type -> skerry.v1.DownloadFileRequest
-	1,  // 19: skerry.v1.FileService.ListFiles:output_type -> skerry.v1.ListFilesResponse
-	4,  // 20: skerry.v1.FileService.ReadFile:output_type -> skerry.v1.ReadFileResponse
-	6,  // 21: skerry.v1.FileService.WriteFile:output_type -> skerry.v1.WriteFileResponse
-	9,  // 22: skerry.v1.FileService.UploadFile:output_type -> skerry.v1.UploadFileResponse
-	11, // 23: skerry.v1.FileService.DownloadFile:output_type -> skerry.v1.DownloadFileResponse
-	19, // [19:24] is the sub-list for method output_type
-	14, // [14:19] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	15, // 14: skerry.v1.FileHistoryRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	14, // 15: skerry.v1.FileHistoryResponse.revisions:type_name -> skerry.v1.FileRevision
+	2,  // 16: skerry.v1.FileRevision.file:type_name -> skerry.v1.FileInfo
+	18, // 17: skerry.v1.FileRevision.revision:type_name -> skerry.v1.Revision
+	0,  // 18: skerry.v1.FileService.ListFiles:input_type -> skerry.v1.ListFilesRequest
+	3,  // 19: skerry.v1.FileService.ReadFile:input_type -> skerry.v1.ReadFileRequest
+	5,  // 20: skerry.v1.FileService.WriteFile:input_type -> skerry.v1.WriteFileRequest
+	7,  // 21: skerry.v1.FileService.UploadFile:input_type -> skerry.v1.UploadFileRequest
+	10, // 22: skerry.v1.FileService.DownloadFile:input_type -> skerry.v1.DownloadFileRequest
+	12, // 23: skerry.v1.FileService.FileHistory:input_type -> skerry.v1.FileHistoryRequest
+	1,  // 24: skerry.v1.FileService.ListFiles:output_type -> skerry.v1.ListFilesResponse
+	4,  // 25: skerry.v1.FileService.ReadFile:output_type -> skerry.v1.ReadFileResponse
+	6,  // 26: skerry.v1.FileService.WriteFile:output_type -> skerry.v1.WriteFileResponse
+	9,  // 27: skerry.v1.FileService.UploadFile:output_type -> skerry.v1.UploadFileResponse
+	11, // 28: skerry.v1.FileService.DownloadFile:output_type -> skerry.v1.DownloadFileResponse
+	13, // 29: skerry.v1.FileService.FileHistory:output_type -> skerry.v1.FileHistoryResponse
+	24, // [24:30] is the sub-list for method output_type
+	18, // [18:24] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_skerry_v1_file_proto_init() }
@@ -1192,7 +1413,7 @@ func file_skerry_v1_file_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_file_proto_rawDesc), len(file_skerry_v1_file_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -490,6 +490,202 @@ func (x *RepairWorkspaceResponse) GetWorkspace() *Workspace {
 	return nil
 }
 
+type RestoreWorkspaceRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Workspace *WorkspaceSelector     `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	// Snapshot digest, as History shows it.
+	Snapshot string `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// What to restore: a file, symlink or directory; empty: everything. What is
+	// there now is replaced; a path that the snapshot does not have is an error.
+	Path          string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreWorkspaceRequest) Reset() {
+	*x = RestoreWorkspaceRequest{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreWorkspaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreWorkspaceRequest) ProtoMessage() {}
+
+func (x *RestoreWorkspaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreWorkspaceRequest.ProtoReflect.Descriptor instead.
+func (*RestoreWorkspaceRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RestoreWorkspaceRequest) GetWorkspace() *WorkspaceSelector {
+	if x != nil {
+		return x.Workspace
+	}
+	return nil
+}
+
+func (x *RestoreWorkspaceRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *RestoreWorkspaceRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+type RestoreWorkspaceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The new head. Everything that was replaced is in the snapshot before it.
+	Snapshot      *Snapshot `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Changes       *Changes  `protobuf:"bytes,2,opt,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreWorkspaceResponse) Reset() {
+	*x = RestoreWorkspaceResponse{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreWorkspaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreWorkspaceResponse) ProtoMessage() {}
+
+func (x *RestoreWorkspaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreWorkspaceResponse.ProtoReflect.Descriptor instead.
+func (*RestoreWorkspaceResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RestoreWorkspaceResponse) GetSnapshot() *Snapshot {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *RestoreWorkspaceResponse) GetChanges() *Changes {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// WorkspaceUsage is what the head holds and may hold. Sizes are those of the
+// files, before deduplication and compression. A limit of 0 is none.
+type WorkspaceUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Bytes uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Files, directories and symlinks.
+	Entries    uint64 `protobuf:"varint,2,opt,name=entries,proto3" json:"entries,omitempty"`
+	MaxBytes   uint64 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	MaxEntries uint64 `protobuf:"varint,4,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
+	// "workspace_bytes" or "workspace_entries" when the head is over it.
+	Over          string `protobuf:"bytes,5,opt,name=over,proto3" json:"over,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkspaceUsage) Reset() {
+	*x = WorkspaceUsage{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkspaceUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkspaceUsage) ProtoMessage() {}
+
+func (x *WorkspaceUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkspaceUsage.ProtoReflect.Descriptor instead.
+func (*WorkspaceUsage) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *WorkspaceUsage) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *WorkspaceUsage) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *WorkspaceUsage) GetMaxBytes() uint64 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+func (x *WorkspaceUsage) GetMaxEntries() uint64 {
+	if x != nil {
+		return x.MaxEntries
+	}
+	return 0
+}
+
+func (x *WorkspaceUsage) GetOver() string {
+	if x != nil {
+		return x.Over
+	}
+	return ""
+}
+
 // Workspace is the persistent directory of one agent on one runner.
 type Workspace struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -502,14 +698,16 @@ type Workspace struct {
 	// "ready" or "needs_repair".
 	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
 	// Why it needs repair.
-	Detail        string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	// Unset where the runner was not asked.
+	Usage         *WorkspaceUsage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[9]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +719,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[9]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +732,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{9}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Workspace) GetId() string {
@@ -586,6 +784,13 @@ func (x *Workspace) GetDetail() string {
 	return ""
 }
 
+func (x *Workspace) GetUsage() *WorkspaceUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
 // Snapshot is a committed Merkle tree.
 type Snapshot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -608,7 +813,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[10]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -620,7 +825,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[10]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -633,7 +838,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{10}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Snapshot) GetDigest() string {
@@ -706,7 +911,7 @@ type Skipped struct {
 
 func (x *Skipped) Reset() {
 	*x = Skipped{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[11]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +923,7 @@ func (x *Skipped) String() string {
 func (*Skipped) ProtoMessage() {}
 
 func (x *Skipped) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[11]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +936,7 @@ func (x *Skipped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skipped.ProtoReflect.Descriptor instead.
 func (*Skipped) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{11}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Skipped) GetPath() string {
@@ -760,9 +965,9 @@ type Revision struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Snapshot *Snapshot              `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	Time     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// "execution", "write", "upload", "repair" or "recovery" (what a crash left uncommitted).
+	// "execution", "write", "upload", "restore", "repair" or "recovery" (what a crash left uncommitted).
 	SourceKind string `protobuf:"bytes,3,opt,name=source_kind,json=sourceKind,proto3" json:"source_kind,omitempty"`
-	// Execution id, or the path written.
+	// Execution id, the path written, or the snapshot restored and the path.
 	Source        string `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -770,7 +975,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[12]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +987,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[12]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +1000,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{12}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Revision) GetSnapshot() *Snapshot {
@@ -843,7 +1048,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[13]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +1060,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[13]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +1073,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{13}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Changes) GetCreated() []string {
@@ -953,7 +1158,21 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\x16RepairWorkspaceRequest\x12:\n" +
 	"\tworkspace\x18\x01 \x01(\v2\x1c.skerry.v1.WorkspaceSelectorR\tworkspace\"M\n" +
 	"\x17RepairWorkspaceResponse\x122\n" +
-	"\tworkspace\x18\x01 \x01(\v2\x14.skerry.v1.WorkspaceR\tworkspace\"\xb6\x01\n" +
+	"\tworkspace\x18\x01 \x01(\v2\x14.skerry.v1.WorkspaceR\tworkspace\"\x85\x01\n" +
+	"\x17RestoreWorkspaceRequest\x12:\n" +
+	"\tworkspace\x18\x01 \x01(\v2\x1c.skerry.v1.WorkspaceSelectorR\tworkspace\x12\x1a\n" +
+	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\"y\n" +
+	"\x18RestoreWorkspaceResponse\x12/\n" +
+	"\bsnapshot\x18\x01 \x01(\v2\x13.skerry.v1.SnapshotR\bsnapshot\x12,\n" +
+	"\achanges\x18\x02 \x01(\v2\x12.skerry.v1.ChangesR\achanges\"\x92\x01\n" +
+	"\x0eWorkspaceUsage\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\aentries\x18\x02 \x01(\x04R\aentries\x12\x1b\n" +
+	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\x12\x1f\n" +
+	"\vmax_entries\x18\x04 \x01(\x04R\n" +
+	"maxEntries\x12\x12\n" +
+	"\x04over\x18\x05 \x01(\tR\x04over\"\xe7\x01\n" +
 	"\tWorkspace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
@@ -961,7 +1180,8 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12'\n" +
 	"\x04head\x18\x05 \x01(\v2\x13.skerry.v1.SnapshotR\x04head\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\x16\n" +
-	"\x06detail\x18\a \x01(\tR\x06detail\"\xe3\x01\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail\x12/\n" +
+	"\x05usage\x18\b \x01(\v2\x19.skerry.v1.WorkspaceUsageR\x05usage\"\xe3\x01\n" +
 	"\bSnapshot\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\tR\x06parent\x12\x16\n" +
@@ -988,12 +1208,13 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\rcreated_count\x18\x04 \x01(\rR\fcreatedCount\x12%\n" +
 	"\x0emodified_count\x18\x05 \x01(\rR\rmodifiedCount\x12#\n" +
 	"\rdeleted_count\x18\x06 \x01(\rR\fdeletedCount\x12\x1c\n" +
-	"\ttruncated\x18\a \x01(\bR\ttruncated2\xbe\x02\n" +
+	"\ttruncated\x18\a \x01(\bR\ttruncated2\x9b\x03\n" +
 	"\x10WorkspaceService\x12U\n" +
 	"\x0eListWorkspaces\x12 .skerry.v1.ListWorkspacesRequest\x1a!.skerry.v1.ListWorkspacesResponse\x127\n" +
 	"\x04Diff\x12\x16.skerry.v1.DiffRequest\x1a\x17.skerry.v1.DiffResponse\x12@\n" +
 	"\aHistory\x12\x19.skerry.v1.HistoryRequest\x1a\x1a.skerry.v1.HistoryResponse\x12X\n" +
-	"\x0fRepairWorkspace\x12!.skerry.v1.RepairWorkspaceRequest\x1a\".skerry.v1.RepairWorkspaceResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
+	"\x0fRepairWorkspace\x12!.skerry.v1.RepairWorkspaceRequest\x1a\".skerry.v1.RepairWorkspaceResponse\x12[\n" +
+	"\x10RestoreWorkspace\x12\".skerry.v1.RestoreWorkspaceRequest\x1a#.skerry.v1.RestoreWorkspaceResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
 
 var (
 	file_skerry_v1_workspace_proto_rawDescOnce sync.Once
@@ -1007,49 +1228,58 @@ func file_skerry_v1_workspace_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_workspace_proto_rawDescData
 }
 
-var file_skerry_v1_workspace_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_skerry_v1_workspace_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_skerry_v1_workspace_proto_goTypes = []any{
-	(*ListWorkspacesRequest)(nil),   // 0: skerry.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),  // 1: skerry.v1.ListWorkspacesResponse
-	(*WorkspaceSelector)(nil),       // 2: skerry.v1.WorkspaceSelector
-	(*DiffRequest)(nil),             // 3: skerry.v1.DiffRequest
-	(*DiffResponse)(nil),            // 4: skerry.v1.DiffResponse
-	(*HistoryRequest)(nil),          // 5: skerry.v1.HistoryRequest
-	(*HistoryResponse)(nil),         // 6: skerry.v1.HistoryResponse
-	(*RepairWorkspaceRequest)(nil),  // 7: skerry.v1.RepairWorkspaceRequest
-	(*RepairWorkspaceResponse)(nil), // 8: skerry.v1.RepairWorkspaceResponse
-	(*Workspace)(nil),               // 9: skerry.v1.Workspace
-	(*Snapshot)(nil),                // 10: skerry.v1.Snapshot
-	(*Skipped)(nil),                 // 11: skerry.v1.Skipped
-	(*Revision)(nil),                // 12: skerry.v1.Revision
-	(*Changes)(nil),                 // 13: skerry.v1.Changes
-	(*timestamppb.Timestamp)(nil),   // 14: google.protobuf.Timestamp
+	(*ListWorkspacesRequest)(nil),    // 0: skerry.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),   // 1: skerry.v1.ListWorkspacesResponse
+	(*WorkspaceSelector)(nil),        // 2: skerry.v1.WorkspaceSelector
+	(*DiffRequest)(nil),              // 3: skerry.v1.DiffRequest
+	(*DiffResponse)(nil),             // 4: skerry.v1.DiffResponse
+	(*HistoryRequest)(nil),           // 5: skerry.v1.HistoryRequest
+	(*HistoryResponse)(nil),          // 6: skerry.v1.HistoryResponse
+	(*RepairWorkspaceRequest)(nil),   // 7: skerry.v1.RepairWorkspaceRequest
+	(*RepairWorkspaceResponse)(nil),  // 8: skerry.v1.RepairWorkspaceResponse
+	(*RestoreWorkspaceRequest)(nil),  // 9: skerry.v1.RestoreWorkspaceRequest
+	(*RestoreWorkspaceResponse)(nil), // 10: skerry.v1.RestoreWorkspaceResponse
+	(*WorkspaceUsage)(nil),           // 11: skerry.v1.WorkspaceUsage
+	(*Workspace)(nil),                // 12: skerry.v1.Workspace
+	(*Snapshot)(nil),                 // 13: skerry.v1.Snapshot
+	(*Skipped)(nil),                  // 14: skerry.v1.Skipped
+	(*Revision)(nil),                 // 15: skerry.v1.Revision
+	(*Changes)(nil),                  // 16: skerry.v1.Changes
+	(*timestamppb.Timestamp)(nil),    // 17: google.protobuf.Timestamp
 }
 var file_skerry_v1_workspace_proto_depIdxs = []int32{
-	9,  // 0: skerry.v1.ListWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
+	12, // 0: skerry.v1.ListWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
 	2,  // 1: skerry.v1.DiffRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	13, // 2: skerry.v1.DiffResponse.changes:type_name -> skerry.v1.Changes
+	16, // 2: skerry.v1.DiffResponse.changes:type_name -> skerry.v1.Changes
 	2,  // 3: skerry.v1.HistoryRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	12, // 4: skerry.v1.HistoryResponse.revisions:type_name -> skerry.v1.Revision
+	15, // 4: skerry.v1.HistoryResponse.revisions:type_name -> skerry.v1.Revision
 	2,  // 5: skerry.v1.RepairWorkspaceRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	9,  // 6: skerry.v1.RepairWorkspaceResponse.workspace:type_name -> skerry.v1.Workspace
-	10, // 7: skerry.v1.Workspace.head:type_name -> skerry.v1.Snapshot
-	11, // 8: skerry.v1.Snapshot.skipped:type_name -> skerry.v1.Skipped
-	10, // 9: skerry.v1.Revision.snapshot:type_name -> skerry.v1.Snapshot
-	14, // 10: skerry.v1.Revision.time:type_name -> google.protobuf.Timestamp
-	0,  // 11: skerry.v1.WorkspaceService.ListWorkspaces:input_type -> skerry.v1.ListWorkspacesRequest
-	3,  // 12: skerry.v1.WorkspaceService.Diff:input_type -> skerry.v1.DiffRequest
-	5,  // 13: skerry.v1.WorkspaceService.History:input_type -> skerry.v1.HistoryRequest
-	7,  // 14: skerry.v1.WorkspaceService.RepairWorkspace:input_type -> skerry.v1.RepairWorkspaceRequest
-	1,  // 15: skerry.v1.WorkspaceService.ListWorkspaces:output_type -> skerry.v1.ListWorkspacesResponse
-	4,  // 16: skerry.v1.WorkspaceService.Diff:output_type -> skerry.v1.DiffResponse
-	6,  // 17: skerry.v1.WorkspaceService.History:output_type -> skerry.v1.HistoryResponse
-	8,  // 18: skerry.v1.WorkspaceService.RepairWorkspace:output_type -> skerry.v1.RepairWorkspaceResponse
-	15, // [15:19] is the sub-list for method output_type
-	11, // [11:15] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	12, // 6: skerry.v1.RepairWorkspaceResponse.workspace:type_name -> skerry.v1.Workspace
+	2,  // 7: skerry.v1.RestoreWorkspaceRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	13, // 8: skerry.v1.RestoreWorkspaceResponse.snapshot:type_name -> skerry.v1.Snapshot
+	16, // 9: skerry.v1.RestoreWorkspaceResponse.changes:type_name -> skerry.v1.Changes
+	13, // 10: skerry.v1.Workspace.head:type_name -> skerry.v1.Snapshot
+	11, // 11: skerry.v1.Workspace.usage:type_name -> skerry.v1.WorkspaceUsage
+	14, // 12: skerry.v1.Snapshot.skipped:type_name -> skerry.v1.Skipped
+	13, // 13: skerry.v1.Revision.snapshot:type_name -> skerry.v1.Snapshot
+	17, // 14: skerry.v1.Revision.time:type_name -> google.protobuf.Timestamp
+	0,  // 15: skerry.v1.WorkspaceService.ListWorkspaces:input_type -> skerry.v1.ListWorkspacesRequest
+	3,  // 16: skerry.v1.WorkspaceService.Diff:input_type -> skerry.v1.DiffRequest
+	5,  // 17: skerry.v1.WorkspaceService.History:input_type -> skerry.v1.HistoryRequest
+	7,  // 18: skerry.v1.WorkspaceService.RepairWorkspace:input_type -> skerry.v1.RepairWorkspaceRequest
+	9,  // 19: skerry.v1.WorkspaceService.RestoreWorkspace:input_type -> skerry.v1.RestoreWorkspaceRequest
+	1,  // 20: skerry.v1.WorkspaceService.ListWorkspaces:output_type -> skerry.v1.ListWorkspacesResponse
+	4,  // 21: skerry.v1.WorkspaceService.Diff:output_type -> skerry.v1.DiffResponse
+	6,  // 22: skerry.v1.WorkspaceService.History:output_type -> skerry.v1.HistoryResponse
+	8,  // 23: skerry.v1.WorkspaceService.RepairWorkspace:output_type -> skerry.v1.RepairWorkspaceResponse
+	10, // 24: skerry.v1.WorkspaceService.RestoreWorkspace:output_type -> skerry.v1.RestoreWorkspaceResponse
+	20, // [20:25] is the sub-list for method output_type
+	15, // [15:20] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_skerry_v1_workspace_proto_init() }
@@ -1063,7 +1293,7 @@ func file_skerry_v1_workspace_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_workspace_proto_rawDesc), len(file_skerry_v1_workspace_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -44,6 +44,8 @@ const (
 	// FileServiceDownloadFileProcedure is the fully-qualified name of the FileService's DownloadFile
 	// RPC.
 	FileServiceDownloadFileProcedure = "/skerry.v1.FileService/DownloadFile"
+	// FileServiceFileHistoryProcedure is the fully-qualified name of the FileService's FileHistory RPC.
+	FileServiceFileHistoryProcedure = "/skerry.v1.FileService/FileHistory"
 )
 
 // FileServiceClient is a client for the skerry.v1.FileService service.
@@ -58,6 +60,8 @@ type FileServiceClient interface {
 	UploadFile(context.Context) *connect.ClientStreamForClient[v1.UploadFileRequest, v1.UploadFileResponse]
 	// DownloadFile streams raw bytes: one header, then data.
 	DownloadFile(context.Context, *connect.Request[v1.DownloadFileRequest]) (*connect.ServerStreamForClient[v1.DownloadFileResponse], error)
+	// FileHistory lists the commits that changed one path, newest first.
+	FileHistory(context.Context, *connect.Request[v1.FileHistoryRequest]) (*connect.Response[v1.FileHistoryResponse], error)
 }
 
 // NewFileServiceClient constructs a client for the skerry.v1.FileService service. By default, it
@@ -101,6 +105,12 @@ func NewFileServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(fileServiceMethods.ByName("DownloadFile")),
 			connect.WithClientOptions(opts...),
 		),
+		fileHistory: connect.NewClient[v1.FileHistoryRequest, v1.FileHistoryResponse](
+			httpClient,
+			baseURL+FileServiceFileHistoryProcedure,
+			connect.WithSchema(fileServiceMethods.ByName("FileHistory")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -111,6 +121,7 @@ type fileServiceClient struct {
 	writeFile    *connect.Client[v1.WriteFileRequest, v1.WriteFileResponse]
 	uploadFile   *connect.Client[v1.UploadFileRequest, v1.UploadFileResponse]
 	downloadFile *connect.Client[v1.DownloadFileRequest, v1.DownloadFileResponse]
+	fileHistory  *connect.Client[v1.FileHistoryRequest, v1.FileHistoryResponse]
 }
 
 // ListFiles calls skerry.v1.FileService.ListFiles.
@@ -138,6 +149,11 @@ func (c *fileServiceClient) DownloadFile(ctx context.Context, req *connect.Reque
 	return c.downloadFile.CallServerStream(ctx, req)
 }
 
+// FileHistory calls skerry.v1.FileService.FileHistory.
+func (c *fileServiceClient) FileHistory(ctx context.Context, req *connect.Request[v1.FileHistoryRequest]) (*connect.Response[v1.FileHistoryResponse], error) {
+	return c.fileHistory.CallUnary(ctx, req)
+}
+
 // FileServiceHandler is an implementation of the skerry.v1.FileService service.
 type FileServiceHandler interface {
 	ListFiles(context.Context, *connect.Request[v1.ListFilesRequest]) (*connect.Response[v1.ListFilesResponse], error)
@@ -150,6 +166,8 @@ type FileServiceHandler interface {
 	UploadFile(context.Context, *connect.ClientStream[v1.UploadFileRequest]) (*connect.Response[v1.UploadFileResponse], error)
 	// DownloadFile streams raw bytes: one header, then data.
 	DownloadFile(context.Context, *connect.Request[v1.DownloadFileRequest], *connect.ServerStream[v1.DownloadFileResponse]) error
+	// FileHistory lists the commits that changed one path, newest first.
+	FileHistory(context.Context, *connect.Request[v1.FileHistoryRequest]) (*connect.Response[v1.FileHistoryResponse], error)
 }
 
 // NewFileServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -189,6 +207,12 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(fileServiceMethods.ByName("DownloadFile")),
 		connect.WithHandlerOptions(opts...),
 	)
+	fileServiceFileHistoryHandler := connect.NewUnaryHandler(
+		FileServiceFileHistoryProcedure,
+		svc.FileHistory,
+		connect.WithSchema(fileServiceMethods.ByName("FileHistory")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skerry.v1.FileService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case FileServiceListFilesProcedure:
@@ -201,6 +225,8 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 			fileServiceUploadFileHandler.ServeHTTP(w, r)
 		case FileServiceDownloadFileProcedure:
 			fileServiceDownloadFileHandler.ServeHTTP(w, r)
+		case FileServiceFileHistoryProcedure:
+			fileServiceFileHistoryHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -228,4 +254,8 @@ func (UnimplementedFileServiceHandler) UploadFile(context.Context, *connect.Clie
 
 func (UnimplementedFileServiceHandler) DownloadFile(context.Context, *connect.Request[v1.DownloadFileRequest], *connect.ServerStream[v1.DownloadFileResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.FileService.DownloadFile is not implemented"))
+}
+
+func (UnimplementedFileServiceHandler) FileHistory(context.Context, *connect.Request[v1.FileHistoryRequest]) (*connect.Response[v1.FileHistoryResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.FileService.FileHistory is not implemented"))
 }

@@ -44,6 +44,9 @@ const (
 	// WorkspaceServiceRepairWorkspaceProcedure is the fully-qualified name of the WorkspaceService's
 	// RepairWorkspace RPC.
 	WorkspaceServiceRepairWorkspaceProcedure = "/skerry.v1.WorkspaceService/RepairWorkspace"
+	// WorkspaceServiceRestoreWorkspaceProcedure is the fully-qualified name of the WorkspaceService's
+	// RestoreWorkspace RPC.
+	WorkspaceServiceRestoreWorkspaceProcedure = "/skerry.v1.WorkspaceService/RestoreWorkspace"
 )
 
 // WorkspaceServiceClient is a client for the skerry.v1.WorkspaceService service.
@@ -56,6 +59,9 @@ type WorkspaceServiceClient interface {
 	// RepairWorkspace commits what is in the directory of a workspace that
 	// refuses writes because a commit failed, and opens it again.
 	RepairWorkspace(context.Context, *connect.Request[v1.RepairWorkspaceRequest]) (*connect.Response[v1.RepairWorkspaceResponse], error)
+	// RestoreWorkspace makes the directory, or one path in it, what an earlier
+	// snapshot has, and commits that. It waits at most 10 s for what runs there.
+	RestoreWorkspace(context.Context, *connect.Request[v1.RestoreWorkspaceRequest]) (*connect.Response[v1.RestoreWorkspaceResponse], error)
 }
 
 // NewWorkspaceServiceClient constructs a client for the skerry.v1.WorkspaceService service. By
@@ -93,15 +99,22 @@ func NewWorkspaceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(workspaceServiceMethods.ByName("RepairWorkspace")),
 			connect.WithClientOptions(opts...),
 		),
+		restoreWorkspace: connect.NewClient[v1.RestoreWorkspaceRequest, v1.RestoreWorkspaceResponse](
+			httpClient,
+			baseURL+WorkspaceServiceRestoreWorkspaceProcedure,
+			connect.WithSchema(workspaceServiceMethods.ByName("RestoreWorkspace")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // workspaceServiceClient implements WorkspaceServiceClient.
 type workspaceServiceClient struct {
-	listWorkspaces  *connect.Client[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse]
-	diff            *connect.Client[v1.DiffRequest, v1.DiffResponse]
-	history         *connect.Client[v1.HistoryRequest, v1.HistoryResponse]
-	repairWorkspace *connect.Client[v1.RepairWorkspaceRequest, v1.RepairWorkspaceResponse]
+	listWorkspaces   *connect.Client[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse]
+	diff             *connect.Client[v1.DiffRequest, v1.DiffResponse]
+	history          *connect.Client[v1.HistoryRequest, v1.HistoryResponse]
+	repairWorkspace  *connect.Client[v1.RepairWorkspaceRequest, v1.RepairWorkspaceResponse]
+	restoreWorkspace *connect.Client[v1.RestoreWorkspaceRequest, v1.RestoreWorkspaceResponse]
 }
 
 // ListWorkspaces calls skerry.v1.WorkspaceService.ListWorkspaces.
@@ -124,6 +137,11 @@ func (c *workspaceServiceClient) RepairWorkspace(ctx context.Context, req *conne
 	return c.repairWorkspace.CallUnary(ctx, req)
 }
 
+// RestoreWorkspace calls skerry.v1.WorkspaceService.RestoreWorkspace.
+func (c *workspaceServiceClient) RestoreWorkspace(ctx context.Context, req *connect.Request[v1.RestoreWorkspaceRequest]) (*connect.Response[v1.RestoreWorkspaceResponse], error) {
+	return c.restoreWorkspace.CallUnary(ctx, req)
+}
+
 // WorkspaceServiceHandler is an implementation of the skerry.v1.WorkspaceService service.
 type WorkspaceServiceHandler interface {
 	ListWorkspaces(context.Context, *connect.Request[v1.ListWorkspacesRequest]) (*connect.Response[v1.ListWorkspacesResponse], error)
@@ -134,6 +152,9 @@ type WorkspaceServiceHandler interface {
 	// RepairWorkspace commits what is in the directory of a workspace that
 	// refuses writes because a commit failed, and opens it again.
 	RepairWorkspace(context.Context, *connect.Request[v1.RepairWorkspaceRequest]) (*connect.Response[v1.RepairWorkspaceResponse], error)
+	// RestoreWorkspace makes the directory, or one path in it, what an earlier
+	// snapshot has, and commits that. It waits at most 10 s for what runs there.
+	RestoreWorkspace(context.Context, *connect.Request[v1.RestoreWorkspaceRequest]) (*connect.Response[v1.RestoreWorkspaceResponse], error)
 }
 
 // NewWorkspaceServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -167,6 +188,12 @@ func NewWorkspaceServiceHandler(svc WorkspaceServiceHandler, opts ...connect.Han
 		connect.WithSchema(workspaceServiceMethods.ByName("RepairWorkspace")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workspaceServiceRestoreWorkspaceHandler := connect.NewUnaryHandler(
+		WorkspaceServiceRestoreWorkspaceProcedure,
+		svc.RestoreWorkspace,
+		connect.WithSchema(workspaceServiceMethods.ByName("RestoreWorkspace")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skerry.v1.WorkspaceService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case WorkspaceServiceListWorkspacesProcedure:
@@ -177,6 +204,8 @@ func NewWorkspaceServiceHandler(svc WorkspaceServiceHandler, opts ...connect.Han
 			workspaceServiceHistoryHandler.ServeHTTP(w, r)
 		case WorkspaceServiceRepairWorkspaceProcedure:
 			workspaceServiceRepairWorkspaceHandler.ServeHTTP(w, r)
+		case WorkspaceServiceRestoreWorkspaceProcedure:
+			workspaceServiceRestoreWorkspaceHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -200,4 +229,8 @@ func (UnimplementedWorkspaceServiceHandler) History(context.Context, *connect.Re
 
 func (UnimplementedWorkspaceServiceHandler) RepairWorkspace(context.Context, *connect.Request[v1.RepairWorkspaceRequest]) (*connect.Response[v1.RepairWorkspaceResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.WorkspaceService.RepairWorkspace is not implemented"))
+}
+
+func (UnimplementedWorkspaceServiceHandler) RestoreWorkspace(context.Context, *connect.Request[v1.RestoreWorkspaceRequest]) (*connect.Response[v1.RestoreWorkspaceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.WorkspaceService.RestoreWorkspace is not implemented"))
 }
