@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -366,4 +368,52 @@ func FuzzChunkMemory(f *testing.F) {
 			t.Fatalf("%d MACs for one chunk", len(got.macs))
 		}
 	})
+}
+
+// TestMemoryOfChangingFile (F26): while a remembered file is written to, cut
+// and grown, what each snapshot records is one content: its digest is that of
+// its chunks.
+func TestMemoryOfChangingFile(t *testing.T) {
+	s := openStore(t, t.TempDir(), rememberAll())
+	work := t.TempDir()
+	path := filepath.Join(work, "f")
+	writeFile(t, path, string(randomBytes(1, 12<<20)))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := uint64(0); !stop.Load(); i++ {
+			_, _ = f.WriteAt(randomBytes(i, 100), int64(i*7919%12)<<20+int64(i%4096))
+			if i%500 == 0 {
+				_ = f.Truncate(11 << 20)
+				_ = f.Truncate(12 << 20)
+			}
+		}
+	})
+	unstable := 0
+	for range 8 {
+		res := snapshot(t, s, work, "k")
+		unstable += len(res.Unstable)
+		x, err := s.Lookup(t.Context(), res.Tree, "f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := DigestOf(readCommitted(t, s, res.Tree, "f")); got != x.Digest {
+			t.Fatalf("the chunks make %s, the entry says %s", got, x.Digest)
+		}
+	}
+	stop.Store(true)
+	wg.Wait()
+	if unstable == 0 {
+		t.Error("the file never changed while it was read")
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkChunks(t, s, snapshot(t, s, work, "k").Tree, content)
 }

@@ -37,6 +37,7 @@ type RestoreResult struct {
 	Files, Dirs, Symlinks int64
 	Links                 int64 // names made as hard links; not in Files
 	Bytes                 int64 // of data written; holes are not
+	ClonedBytes           int64 // not written, since large files that dest had share them
 	// Skipped lists what the snapshot could not keep and is therefore not
 	// there, at most 1000; SkippedTotal counts all.
 	Skipped      []Skipped

@@ -46,12 +46,16 @@ func (r *restorer) file(d *restoreDir, dirfd int, x *Entry, made *RestoreResult)
 	if len(x.Xattrs) > 0 {
 		mode |= 0o200 // its owner must be allowed to write to set them
 	}
-	fd, err := unix.Openat(dirfd, x.Name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
+	fd, err := unix.Openat(dirfd, x.Name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
 	if err != nil {
 		return id, false, err
 	}
-	n, err := r.writeFile(fd, x)
+	n, kept, err := r.cloneFile(fd, d, x)
+	if n+kept == 0 && err == nil {
+		n, err = r.writeFile(fd, x)
+	}
 	made.Bytes += n
+	made.ClonedBytes += kept
 	if err == nil {
 		whole, err = r.setXattrs(fd, d, x)
 	}

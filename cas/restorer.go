@@ -22,6 +22,8 @@ type restorer struct {
 	tree  *dirTree
 	links map[linkKey]linkSource
 
+	source *cloneSource
+
 	sum  sync.Mutex // guards what follows
 	res  RestoreResult
 	late []*restoreDir // children before parents
@@ -44,6 +46,8 @@ func (r *restorer) run(temp, dest string) error {
 	}
 	defer f.Close()
 	fd := int(f.Fd())
+	r.source = newCloneSource(&r.opt, dest, r.store.cfg.clone)
+	defer r.source.close()
 	r.tree = &dirTree{root: fd}
 	r.root.ref = &dirRef{tree: r.tree}
 	r.root.left.Store(1)
@@ -83,6 +87,7 @@ func (r *restorer) tally(c *RestoreResult) {
 	r.res.Symlinks += c.Symlinks
 	r.res.Links += c.Links
 	r.res.Bytes += c.Bytes
+	r.res.ClonedBytes += c.ClonedBytes
 }
 
 func (r *restorer) skipped(dir *Directory, at string) {

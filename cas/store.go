@@ -41,6 +41,8 @@ type Config struct {
 	rememberFrom, stateEvery int64
 	// One in so many files that the stat cache vouches for is read.
 	recheckEvery int64
+	// How a restore shares a file's blocks with another.
+	clone func(to, from int) error
 }
 
 func (c Config) withDefaults() Config {
@@ -64,6 +66,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.recheckEvery <= 0 {
 		c.recheckEvery = recheckEvery
+	}
+	if c.clone == nil {
+		c.clone = fileClone
 	}
 	return c
 }

@@ -155,6 +155,7 @@ type restoreReport struct {
 	Symlinks int64      `json:"symlinks"`
 	Links    int64      `json:"links"` // further names of hard-linked files
 	Bytes    int64      `json:"bytes"`
+	Cloned   int64      `json:"clonedBytes"` // not written, since the file system shares them with what DIR had
 	Skipped  int64      `json:"skipped"`
 	NoXattrs int64      `json:"noXattrs"` // that the file system took not all extended attributes of
 	Seconds  float64    `json:"seconds"`
@@ -180,7 +181,7 @@ func casRestore(f *casFlags) *cobra.Command {
 					return err
 				}
 				res, err := s.Restore(cmd.Context(), tree, args[1], o)
-				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.SkippedTotal, res.NoXattrsTotal, 0}
+				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.ClonedBytes, res.SkippedTotal, res.NoXattrsTotal, 0}
 				return err
 			})
 			if err != nil {
@@ -198,7 +199,7 @@ func casRestore(f *casFlags) *cobra.Command {
 }
 
 func (r restoreReport) text(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%d files, %d directories, %d symlinks, %d hard links, %d bytes, %d skipped in the snapshot, %d without all their attributes, %.3f s\n",
-		r.Files, r.Dirs, r.Symlinks, r.Links, r.Bytes, r.Skipped, r.NoXattrs, r.Seconds)
+	_, err := fmt.Fprintf(w, "%d files, %d directories, %d symlinks, %d hard links, %d bytes, %d bytes shared, %d skipped in the snapshot, %d without all their attributes, %.3f s\n",
+		r.Files, r.Dirs, r.Symlinks, r.Links, r.Bytes, r.Cloned, r.Skipped, r.NoXattrs, r.Seconds)
 	return err
 }
