@@ -31,7 +31,7 @@ func copyClone(to, from int) error {
 // TestRestoreClones: whatever the destination holds under a large file's
 // path, and whatever becomes of it meanwhile, what is restored is the tree's.
 func TestRestoreClones(t *testing.T) {
-	content := slices.Concat(randomBytes(1, 6<<20), make([]byte, 4<<20), randomBytes(2, 1<<20))
+	content := slices.Concat(randomBytes(1, 6<<20), make([]byte, 2200<<10), randomBytes(2, 1<<20))
 	edited := slices.Clone(content)
 	copy(edited[3<<20:], "edited")
 	for name, tc := range map[string]struct {
@@ -39,7 +39,7 @@ func TestRestoreClones(t *testing.T) {
 		kept   int64 // at least
 	}{
 		"same":    {func(p string) error { return os.WriteFile(p, content, 0o600) }, int64(len(content))},
-		"edited":  {func(p string) error { return os.WriteFile(p, edited, 0o600) }, 8 << 20},
+		"edited":  {func(p string) error { return os.WriteFile(p, edited, 0o600) }, 6 << 20},
 		"longer":  {func(p string) error { return os.WriteFile(p, append(slices.Clone(content), "more"...), 0o600) }, int64(len(content))},
 		"shorter": {func(p string) error { return os.WriteFile(p, content[:5<<20], 0o600) }, 2 << 20},
 		"other":   {func(p string) error { return os.WriteFile(p, randomBytes(9, len(content)), 0o600) }, 0},

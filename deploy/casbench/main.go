@@ -27,6 +27,7 @@ func main() {
 	flag.StringVar(&b.dir, "dir", "", "an empty directory on the disk to measure; it is left as it is afterwards")
 	flag.IntVar(&b.files, "files", 100_000, "files in the tree")
 	flag.Int64Var(&b.bytes, "bytes", 600_000_000, "their bytes together, about")
+	flag.Int64Var(&b.large, "large", 0, "bytes of one large file that is measured beside the tree, such as 4294967296; 0: none")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -39,7 +40,7 @@ func main() {
 type bench struct {
 	runnerd, dir string
 	files        int
-	bytes        int64
+	bytes, large int64
 	rows         []row
 }
 
@@ -58,7 +59,14 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if err := b.generate(b.path("tree")); err != nil {
 		return err
 	}
-	for _, s := range b.steps() {
+	steps := b.steps()
+	if b.large > 0 {
+		if err := b.scribble(0, b.large, 0); err != nil {
+			return err
+		}
+		steps = append(steps, b.largeSteps()...)
+	}
+	for _, s := range steps {
 		if s.prepare != nil {
 			if err := s.prepare(); err != nil {
 				return err
