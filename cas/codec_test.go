@@ -45,10 +45,23 @@ func genEntry(name string) *rapid.Generator[Entry] {
 			x.Target = rapid.StringN(1, 20, -1).Filter(func(s string) bool { return !strings.Contains(s, "\x00") }).Draw(t, "target")
 		case TypeDir:
 			x.Digest = genDigest().Draw(t, "digest")
+			x.Xattrs = genXattrs().Draw(t, "attributes")
 		case TypeFile:
 			fillFile(t, &x)
+			x.Xattrs = genXattrs().Draw(t, "attributes")
 		}
 		return x
+	})
+}
+
+func genXattrs() *rapid.Generator[[]Xattr] {
+	return rapid.Custom(func(t *rapid.T) (list []Xattr) {
+		names := rapid.SliceOfNDistinct(genName(), 0, 3, rapid.ID[string]).Draw(t, "attributes")
+		slices.Sort(names)
+		for _, name := range names {
+			list = append(list, Xattr{"user." + name, string(rapid.SliceOfN(rapid.Byte(), 0, 5).Draw(t, "value"))})
+		}
+		return list
 	})
 }
 
@@ -75,7 +88,7 @@ func genDirectory() *rapid.Generator[*Directory] {
 	return rapid.Custom(func(t *rapid.T) *Directory {
 		d := &Directory{Root: rapid.Bool().Draw(t, "root"), Entries: []Entry{}}
 		if d.Root {
-			d.Mode, d.MTime = 0o750, genTime().Draw(t, "root mtime")
+			d.Mode, d.MTime, d.Xattrs = 0o750, genTime().Draw(t, "root mtime"), genXattrs().Draw(t, "root attributes")
 		}
 		names := rapid.SliceOfNDistinct(genName(), 0, 8, rapid.ID[string]).Draw(t, "names")
 		slices.Sort(names)
@@ -123,6 +136,13 @@ func TestDirectoryRefuses(t *testing.T) {
 		"no target":      {Entries: []Entry{{Name: "a", Type: TypeSymlink}}},
 		"unknown type":   {Entries: []Entry{{Name: "a", Type: 9}}},
 		"mode, not root": {Mode: 0o755},
+		"trusted":        {Entries: []Entry{withXattrs(Xattr{"trusted.a", "x"})}},
+		"no attribute":   {Entries: []Entry{withXattrs(Xattr{"user.", "x"})}},
+		"attribute NUL":  {Entries: []Entry{withXattrs(Xattr{"user.a\x00", "x"})}},
+		"one twice":      {Entries: []Entry{withXattrs(Xattr{"user.a", "x"}, Xattr{"user.a", "y"})}},
+		"too large":      {Entries: []Entry{withXattrs(Xattr{"user.a", strings.Repeat("x", maxXattrBytes)})}},
+		"too many":       {Entries: []Entry{withXattrs(make([]Xattr, maxXattrs+1)...)}},
+		"of a symlink":   {Entries: []Entry{{Name: "a", Type: TypeSymlink, Target: "x", Xattrs: []Xattr{{"user.a", ""}}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, err := d.marshal()
@@ -136,6 +156,29 @@ func TestDirectoryRefuses(t *testing.T) {
 	}
 	if _, err := parseDirectory([]byte("SKD\x02")); !errors.Is(err, ErrVersion) {
 		t.Errorf("newer version: %v", err)
+	}
+}
+
+func withXattrs(list ...Xattr) Entry {
+	return Entry{Name: "a", Type: TypeFile, Digest: DigestOf(nil), Xattrs: list}
+}
+
+// TestDirectoryWithoutXattrs: what has none is encoded as it was before they
+// were kept, so that equal trees keep their digests.
+func TestDirectoryWithoutXattrs(t *testing.T) {
+	d := &Directory{Root: true, Mode: 0o755, MTime: time.Unix(1, 2), Entries: []Entry{
+		{Name: "a", Type: TypeFile, Mode: 0o644, MTime: time.Unix(3, 4), Size: 0, Digest: DigestOf(nil)},
+		{Name: "b", Type: TypeDir, Mode: 0o700, MTime: time.Unix(5, 6), Digest: DigestOf(nil)},
+		{Name: "c", Type: TypeSymlink, Mode: 0o777, MTime: time.Unix(7, 8), Target: "x"}}}
+	sum := string(DigestOf(nil).Bytes())
+	want := "SKD\x01\x01\xed\x03\x02\x02\x03" + "\x01a\x01\xa4\x03\x06\x04\x00\x00" + sum +
+		"\x01b\x02\xc0\x03\x0a\x06" + sum + "\x01c\x03\xff\x03\x0e\x08\x01x" + "\x00"
+	b, err := d.marshal()
+	if err != nil || string(b) != want {
+		t.Fatalf("%v\n%x, want\n%x", err, b, want)
+	}
+	if got, err := parseDirectory([]byte(want)); err != nil || !reflect.DeepEqual(got, d) {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 
@@ -185,8 +228,8 @@ func TestDigestText(t *testing.T) {
 func FuzzDirectory(f *testing.F) {
 	seed, _ := (&Directory{Root: true, Mode: 0o755, MTime: time.Unix(1, 2), Entries: []Entry{
 		{Name: "a", Type: TypeFile, Size: 9, Digest: DigestOf(nil), Chunks: DigestOf(nil), LinkGroup: 3, Sparse: true, Extents: []Extent{{1, 2}}},
-		{Name: "b", Type: TypeDir, Digest: DigestOf(nil)}, {Name: "c", Type: TypeSymlink, Target: "x"}},
-		Skipped: []SkippedName{{"d", SkipFIFO, SkipSpecial}}}).marshal()
+		{Name: "b", Type: TypeDir, Digest: DigestOf(nil), Xattrs: []Xattr{{"user.b", "value"}}}, {Name: "c", Type: TypeSymlink, Target: "x"}},
+		Xattrs: []Xattr{{"user.\xff", ""}}, Skipped: []SkippedName{{"d", SkipFIFO, SkipSpecial}}}).marshal()
 	f.Add(seed)
 	f.Add([]byte("SKD\x01\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, b []byte) {

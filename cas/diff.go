@@ -3,6 +3,7 @@ package cas
 import (
 	"context"
 	"fmt"
+	"slices"
 )
 
 // ChangeKind says how an entry differs.
@@ -38,7 +39,7 @@ type Change struct {
 
 // Diff calls fn for each entry that differs from tree a to tree b, in the
 // order of Walk. A zero digest is the empty tree. An entry is modified when
-// its content, permissions, type or link target differ; a time alone is no
+// its content, permissions, type, link target or extended attributes differ; a time alone is no
 // change, nor is another name of the same file. The root itself is never
 // reported. Equal subtrees are not read.
 func (s *Store) Diff(ctx context.Context, a, b Digest, fn func(Change) error) error {
@@ -124,6 +125,9 @@ func subtree(x *Entry) Digest {
 
 func sameEntry(a, b *Entry) bool {
 	if a.Type != b.Type || a.Mode != b.Mode && a.Type != TypeSymlink {
+		return false
+	}
+	if !slices.Equal(a.Xattrs, b.Xattrs) {
 		return false
 	}
 	switch a.Type {

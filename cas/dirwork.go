@@ -14,6 +14,7 @@ type dirWork struct {
 	old    *dirNode // as it was the last time; nil if new
 	id     statID
 	racy   bool
+	attrs  *attrs
 
 	entries []node // sorted; old's own until something differs
 	owned   bool   // entries may be written
@@ -100,7 +101,7 @@ func (d *dirWork) cannotOpen(w *walker, err error) {
 // are known and only each one's status is asked for.
 func (w *walker) scan(d *dirWork, fd int) {
 	if d.old != nil && !d.old.racy && d.old.id.sameDir(&d.id) {
-		d.entries = d.old.entries
+		d.entries, d.attrs = d.old.entries, d.old.attrs
 	} else if !w.readNames(d, fd) {
 		return
 	}
@@ -120,7 +121,8 @@ func (w *walker) scan(d *dirWork, fd int) {
 	w.scheduleKids(d)
 }
 
-// readNames lists the directory and carries over what was known of each name.
+// readNames lists the directory, and its attributes, and carries over what was
+// known of each name.
 func (w *walker) readNames(d *dirWork, fd int) bool {
 	now := w.clock() // before the names are read: see statID.racy
 	names, err := listNames(fd)
@@ -128,6 +130,7 @@ func (w *walker) readNames(d *dirWork, fd int) bool {
 		d.cannotOpen(w, err)
 		return false
 	}
+	d.attrs = w.readAttrs(fd)
 	d.racy, d.owned = d.id.racy(now), true
 	d.entries = make([]node, len(names))
 	var known []node
@@ -163,10 +166,13 @@ func (w *walker) look(d *dirWork, fd, i int) bool {
 		w.addKid(d, i, &id)
 		return false
 	case n.dir == nil && n.id == id && !n.racy && (n.skip == 0 || n.skip == SkipSpecial) && n.id.mode != 0:
+		if w.recheck.chosen(n) {
+			w.recheckEntry(d, fd, i)
+		}
 		return false
 	case id.isRegular(), id.isSymlink():
 		d.own()
-		d.entries[i] = node{name: n.name, id: id}
+		d.entries[i] = node{name: n.name, id: id, file: n.lastContent(&id)}
 		return true
 	default:
 		d.own()

@@ -60,8 +60,8 @@ func listNames(fd int) ([]string, error) {
 	}
 }
 
-// read fills entry i of d, a file or symlink of which nothing is known. It
-// looks at most readTries times at something that keeps changing.
+// read fills entry i of d, a file or symlink. Of what it was before only the
+// chunk list is of use. It looks at most readTries times at something that keeps changing.
 func (w *walker) read(d *dirWork, fd, i int) {
 	n := &d.entries[i]
 	now := w.clock() // before the content is read: see statID.racy
@@ -82,7 +82,7 @@ func (w *walker) read(d *dirWork, fd, i int) {
 				d.lostRead(w, n, statErr)
 				return
 			}
-			*n = node{name: n.name, id: id}
+			*n = node{name: n.name, id: id, file: n.lastContent(&id)}
 			continue
 		}
 		d.lostRead(w, n, err)
@@ -162,13 +162,19 @@ func (w *walker) readFileOnce(n *node, dirfd int) (bool, error) {
 		return false, unix.EINVAL
 	}
 	w.newFiles.Add(1)
+	was, h := n.chunks(), holes{}
 	n.file = nil
-	size, err := w.readContent(n, fd)
+	if before.Blocks*512 < before.Size {
+		h = findHoles(fd, before.Size)
+	}
+	n.attrs = w.readAttrs(fd)
+	size, err := w.readContent(n, fd, h, was)
 	if err != nil {
 		return false, err
 	}
-	if before.Blocks*512 < before.Size {
-		readExtents(n, fd)
+	if h.sparse {
+		n.file = firstNonNil(n.file)
+		n.file.sparse, n.file.extents = true, h.data
 	}
 	if err := unix.Fstat(fd, &after); err != nil {
 		return false, err

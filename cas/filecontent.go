@@ -64,75 +64,32 @@ var (
 )
 
 // readContent stores the file's content, puts its digest in n and returns how
-// many bytes there were, n.id.size at most.
-func (w *walker) readContent(n *node, fd int) (int64, error) {
+// many bytes there were, n.id.size at most. What lies in holes is zeros.
+func (w *walker) readContent(n *node, fd int, h holes, was Digest) (int64, error) {
+	if n.id.size >= ChunkedFrom {
+		return w.readLarge(n, fd, h, was)
+	}
 	r := &fdReader{w: w, fd: fd, length: n.id.size}
 	if n.id.size <= smallBuffer {
 		buf := smallBuffers.Get().(*[smallBuffer]byte)
 		defer smallBuffers.Put(buf)
-		return w.readWhole(n, r, buf[:n.id.size])
+		return w.readWhole(n, r, buf[:n.id.size], h)
 	}
 	buf := largeBuffers.Get().(*[2 * ChunkedFrom]byte)
 	defer largeBuffers.Put(buf)
-	if n.id.size < ChunkedFrom {
-		return w.readWhole(n, r, buf[:n.id.size])
-	}
-	return w.readChunks(n, r, buf[:])
+	return w.readWhole(n, r, buf[:n.id.size], h)
 }
 
-func (w *walker) readWhole(n *node, r io.Reader, buf []byte) (int64, error) {
+func (w *walker) readWhole(n *node, r io.Reader, buf []byte, h holes) (int64, error) {
 	got, err := io.ReadFull(r, buf)
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return 0, err
 	}
 	content := buf[:got]
+	h.clear(content, 0)
 	n.digest = DigestOf(content)
 	if got == 0 {
 		return 0, nil // the empty file needs no object
 	}
 	return int64(got), asStoreError(w.put(KindBlob, n.digest, content))
-}
-
-func (w *walker) readChunks(n *node, r io.Reader, buf []byte) (int64, error) {
-	pipe := newChunkPipe(w.store.cfg.Workers, func(d Digest, chunk []byte) error {
-		return asStoreError(w.put(KindBlob, d, chunk))
-	})
-	list, err := pipe.cutInto(r, buf)
-	if err != nil {
-		return 0, err
-	}
-	n.digest = list.whole
-	content := list.marshal()
-	n.file = &fileExtra{chunks: DigestOf(content)}
-	return list.size, asStoreError(w.put(KindChunkList, n.file.chunks, content))
-}
-
-// readExtents finds where a file with fewer blocks than bytes has its data.
-// A file system that cannot tell has no holes.
-func readExtents(n *node, fd int) {
-	var extents []Extent
-	for at := int64(0); at < n.id.size; {
-		data, err := unix.Seek(fd, at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			break // only a hole is left
-		}
-		if err != nil || data >= n.id.size {
-			if err != nil {
-				return
-			}
-			break
-		}
-		hole, err := unix.Seek(fd, data, unix.SEEK_HOLE)
-		if err != nil || hole <= data {
-			return
-		}
-		hole = min(hole, n.id.size)
-		extents = append(extents, Extent{data, hole - data})
-		at = hole
-	}
-	if len(extents) == 1 && extents[0] == (Extent{0, n.id.size}) {
-		return
-	}
-	n.file = firstNonNil(n.file)
-	n.file.sparse, n.file.extents = true, extents
 }

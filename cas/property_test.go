@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -20,7 +21,7 @@ func mutate(t *rapid.T, dir string) {
 	other := filepath.Join(dir, rapid.SampledFrom(names).Draw(t, "other"))
 	content := rapid.SampledFrom([]string{"", "one", "two", "longer content", string(cdcInput(100_000))}).Draw(t, "content")
 	mode := rapid.SampledFrom([]fs.FileMode{0o644, 0o600, 0o755, 0o777}).Draw(t, "mode")
-	switch rapid.IntRange(0, 7).Draw(t, "action") {
+	switch rapid.IntRange(0, 8).Draw(t, "action") {
 	case 0, 1:
 		_ = os.WriteFile(path, []byte(content), mode)
 	case 2:
@@ -36,6 +37,12 @@ func mutate(t *rapid.T, dir string) {
 	case 7:
 		if info, err := os.Lstat(path); err == nil && info.Mode().Type()&fs.ModeSymlink == 0 {
 			_ = os.Chmod(path, mode|0o700&info.Mode().Perm())
+		}
+	case 8:
+		if rapid.Bool().Draw(t, "remove") {
+			_ = unix.Lremovexattr(path, "user.x")
+		} else {
+			_ = unix.Lsetxattr(path, "user.x", []byte(content[:min(len(content), 9)]), 0)
 		}
 	}
 }
@@ -119,6 +126,7 @@ func checkDiff(t *rapid.T, s *Store, a, b Digest) {
 			if x.Type == TypeFile {
 				out[path] += x.Digest.String()
 			}
+			out[path] += fmt.Sprint(x.Xattrs)
 			return nil
 		})
 		if err != nil {

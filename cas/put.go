@@ -40,8 +40,8 @@ func (s *Store) putFile(r io.Reader) (Entry, error) {
 	case err != nil:
 		return x, err
 	}
-	pipe := newChunkPipe(s.cfg.Workers, func(d Digest, chunk []byte) error {
-		_, err := s.put(KindBlob, d, chunk)
+	pipe := newChunkPipe(s.cfg.Workers, newWholeHash(), nil, func(j *chunkJob) error {
+		_, err := s.put(KindBlob, j.digest, j.chunk())
 		return err
 	})
 	list, err := pipe.cutInto(io.MultiReader(bytes.NewReader(slices.Clone(buf[:n])), r), buf[:])

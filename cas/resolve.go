@@ -62,7 +62,7 @@ func (s *Store) rootEntry(tree Digest) (Entry, error) {
 	}
 	x := Entry{Type: TypeDir, Digest: tree, Mode: 0o755}
 	if dir.Root {
-		x.Mode, x.MTime = dir.Mode, dir.MTime
+		x.Mode, x.MTime, x.Xattrs = dir.Mode, dir.MTime, dir.Xattrs
 	}
 	return x, nil
 }

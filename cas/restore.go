@@ -37,10 +37,16 @@ type RestoreResult struct {
 	Files, Dirs, Symlinks int64
 	Links                 int64 // names made as hard links; not in Files
 	Bytes                 int64 // of data written; holes are not
+	ClonedBytes           int64 // not written, since large files that dest had share them
 	// Skipped lists what the snapshot could not keep and is therefore not
 	// there, at most 1000; SkippedTotal counts all.
 	Skipped      []Skipped
 	SkippedTotal int64
+	// NoXattrs lists the files and directories whose extended attributes the
+	// file system did not take, at most 1000; "" is dest itself. They lack
+	// some or all of them.
+	NoXattrs      []string
+	NoXattrsTotal int64
 }
 
 // Restore makes dest hold exactly the tree. Everything is written beside it

@@ -163,13 +163,13 @@ func (r *restorer) leaves(d *restoreDir, fd int, batch []int) {
 			return
 		}
 		x := &d.dir.Entries[i]
-		id, err := r.leaf(fd, x, &made)
+		n, err := r.leaf(d, fd, x, &made)
 		if err != nil {
 			r.attempt(d, x.Name, err)
 			return
 		}
 		if d.nodes != nil {
-			d.nodes[i] = nodeOf(x, id)
+			d.nodes[i] = n
 		}
 	}
 }
@@ -208,7 +208,7 @@ func (r *restorer) finish(d *restoreDir) error {
 	fd, err := d.ref.acquire()
 	if err == nil {
 		defer d.ref.release()
-		err = r.setDir(fd, &d.entry)
+		err = r.setDir(fd, d)
 	}
 	if err == nil && d.nodes != nil {
 		var st unix.Stat_t

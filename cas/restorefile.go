@@ -8,12 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaf makes a file or symlink in the directory fd and counts it in made.
-func (r *restorer) leaf(fd int, x *Entry, made *RestoreResult) (statID, error) {
+// leaf makes a file or symlink in d, open as fd, and counts it in made. The
+// node is for the stat cache.
+func (r *restorer) leaf(d *restoreDir, fd int, x *Entry, made *RestoreResult) (node, error) {
 	if x.Type == TypeSymlink {
-		return r.symlink(fd, x, made)
+		id, err := r.symlink(fd, x, made)
+		return nodeOf(x, id), err
 	}
-	return r.file(fd, x, made)
+	id, whole, err := r.file(d, fd, x, made)
+	n := nodeOf(x, id)
+	n.racy = n.racy || !whole
+	return n, err
 }
 
 func (r *restorer) symlink(fd int, x *Entry, made *RestoreResult) (id statID, err error) {
@@ -35,13 +40,25 @@ func (r *restorer) symlink(fd int, x *Entry, made *RestoreResult) (id statID, er
 	return id, err
 }
 
-func (r *restorer) file(dirfd int, x *Entry, made *RestoreResult) (id statID, err error) {
-	fd, err := unix.Openat(dirfd, x.Name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, x.Mode)
-	if err != nil {
-		return id, err
+// file makes a file. It is not whole when it lacks extended attributes.
+func (r *restorer) file(d *restoreDir, dirfd int, x *Entry, made *RestoreResult) (id statID, whole bool, err error) {
+	mode := x.Mode
+	if len(x.Xattrs) > 0 {
+		mode |= 0o200 // its owner must be allowed to write to set them
 	}
-	n, err := r.writeFile(fd, x)
+	fd, err := unix.Openat(dirfd, x.Name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
+	if err != nil {
+		return id, false, err
+	}
+	n, kept, err := r.cloneFile(fd, d, x)
+	if n+kept == 0 && err == nil {
+		n, err = r.writeFile(fd, x)
+	}
 	made.Bytes += n
+	made.ClonedBytes += kept
+	if err == nil {
+		whole, err = r.setXattrs(fd, d, x)
+	}
 	if err == nil {
 		id, err = r.setFile(fd, x)
 	}
@@ -51,7 +68,7 @@ func (r *restorer) file(dirfd int, x *Entry, made *RestoreResult) (id statID, er
 	if err == nil {
 		made.Files++
 	}
-	return id, err
+	return id, whole, err
 }
 
 // writeFile writes the content and returns how many bytes. A file kept as

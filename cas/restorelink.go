@@ -14,12 +14,24 @@ type linkKey struct {
 	digest Digest
 	mode   uint32
 	mtime  stamp
+	xattrs string // encoded
+}
+
+func linkKeyOf(x *Entry) linkKey {
+	key := linkKey{group: x.LinkGroup, digest: x.Digest, mode: x.Mode, mtime: stampOf(x.MTime)}
+	if len(x.Xattrs) > 0 {
+		e := &encoder{}
+		encodeXattrs(e, x.Xattrs)
+		key.xattrs = string(e.b)
+	}
+	return key
 }
 
 // linkSource is the first name made of a hard-linked file.
 type linkSource struct {
-	dir  *dirRef
-	name string
+	dir   *dirRef
+	name  string
+	whole bool // it has all its extended attributes
 }
 
 // hardLink is a name of a hard-linked file that is still to be made.
@@ -72,15 +84,15 @@ func (r *restorer) inDir(l hardLink, fn func(fd int, l hardLink, x *Entry) error
 }
 
 func (r *restorer) makeLink(fd int, l hardLink, x *Entry) error {
-	key := linkKey{x.LinkGroup, x.Digest, x.Mode, stampOf(x.MTime)}
+	key := linkKeyOf(x)
 	if first, ok := r.links[key]; ok {
 		done, err := r.link(first, fd, x.Name)
 		if done || err != nil {
 			return err
 		}
 	}
-	r.links[key] = linkSource{l.d.ref, x.Name}
-	_, err := r.file(fd, x, &r.res)
+	_, whole, err := r.file(l.d, fd, x, &r.res)
+	r.links[key] = linkSource{l.d.ref, x.Name, whole}
 	return err
 }
 
@@ -112,6 +124,7 @@ func (r *restorer) cacheLink(fd int, l hardLink, x *Entry) error {
 		return err
 	}
 	n := nodeOf(x, id)
+	n.racy = n.racy || !r.links[linkKeyOf(x)].whole
 	if id.nlink < 2 { // its other names are not in the part restored
 		n.group, l.d.reread = 0, true
 	}

@@ -22,6 +22,8 @@ type restorer struct {
 	tree  *dirTree
 	links map[linkKey]linkSource
 
+	source *cloneSource
+
 	sum  sync.Mutex // guards what follows
 	res  RestoreResult
 	late []*restoreDir // children before parents
@@ -44,6 +46,8 @@ func (r *restorer) run(temp, dest string) error {
 	}
 	defer f.Close()
 	fd := int(f.Fd())
+	r.source = newCloneSource(&r.opt, dest, r.store.cfg.clone)
+	defer r.source.close()
 	r.tree = &dirTree{root: fd}
 	r.root.ref = &dirRef{tree: r.tree}
 	r.root.left.Store(1)
@@ -58,7 +62,7 @@ func (r *restorer) run(temp, dest string) error {
 			return err
 		}
 	}
-	if err := r.setDir(fd, &r.root.entry); err != nil {
+	if err := r.setDir(fd, r.root); err != nil {
 		return err
 	}
 	if err := unix.Syncfs(fd); err != nil {
@@ -68,6 +72,7 @@ func (r *restorer) run(temp, dest string) error {
 	if err := r.opt.swap(temp, dest); err != nil {
 		return err
 	}
+	slices.Sort(r.res.NoXattrs)
 	slices.SortFunc(r.res.Skipped, func(a, b Skipped) int { return strings.Compare(a.Path, b.Path) })
 	r.seed(fd, now)
 	return nil
@@ -82,6 +87,7 @@ func (r *restorer) tally(c *RestoreResult) {
 	r.res.Symlinks += c.Symlinks
 	r.res.Links += c.Links
 	r.res.Bytes += c.Bytes
+	r.res.ClonedBytes += c.ClonedBytes
 }
 
 func (r *restorer) skipped(dir *Directory, at string) {
@@ -94,9 +100,37 @@ func (r *restorer) skipped(dir *Directory, at string) {
 	}
 }
 
-// setDir sets a directory's owner, mode and time, once nothing more is going
-// to be made in it.
-func (r *restorer) setDir(fd int, x *Entry) error {
+// setXattrs gives the entry x of d, or d itself, its extended attributes, and
+// notes when the file system does not take them all.
+func (r *restorer) setXattrs(fd int, d *restoreDir, x *Entry) (whole bool, err error) {
+	if len(x.Xattrs) == 0 {
+		return true, nil
+	}
+	if whole, err = setXattrs(fd, x.Xattrs); whole || err != nil {
+		return whole, err
+	}
+	name := x.Name
+	if x == &d.entry {
+		name = ""
+	}
+	path := strings.TrimSuffix(d.path(name), "/")
+	r.sum.Lock()
+	defer r.sum.Unlock()
+	if r.res.NoXattrsTotal++; len(r.res.NoXattrs) < maxReported {
+		r.res.NoXattrs = append(r.res.NoXattrs, path)
+	}
+	return false, nil
+}
+
+// setDir sets a directory's attributes, owner, mode and time, once nothing
+// more is going to be made in it.
+func (r *restorer) setDir(fd int, d *restoreDir) error {
+	x := &d.entry
+	whole, err := r.setXattrs(fd, d, x)
+	if err != nil {
+		return err
+	}
+	d.reread = d.reread || !whole
 	if err := r.chown(fd); err != nil {
 		return err
 	}

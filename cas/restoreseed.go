@@ -45,7 +45,7 @@ func (r *restorer) seed(fd int, now stamp) {
 // cacheNode is the directory as the stat cache keeps it, but for the totals
 // and what the clock decides.
 func (d *restoreDir) cacheNode() *dirNode {
-	return &dirNode{id: d.id, racy: d.reread, entries: d.nodes, digest: d.entry.Digest}
+	return &dirNode{id: d.id, racy: d.reread, attrs: attrsOf(d.entry.Xattrs), entries: d.nodes, digest: d.entry.Digest}
 }
 
 // age decides what is racy, and counts.
@@ -70,7 +70,7 @@ func nodeOf(x *Entry, id statID) node {
 		n.target = x.Target
 		return n
 	}
-	n.digest, n.group, n.racy = x.Digest, x.LinkGroup, x.Unstable
+	n.digest, n.group, n.racy, n.attrs = x.Digest, x.LinkGroup, x.Unstable, attrsOf(x.Xattrs)
 	if !x.Chunks.IsZero() || x.Sparse {
 		n.file = &fileExtra{chunks: x.Chunks, sparse: x.Sparse, extents: x.Extents}
 	}

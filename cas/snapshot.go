@@ -2,9 +2,9 @@ package cas
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,48 +13,18 @@ import (
 // maxDepth is how deep directories may nest.
 const maxDepth = 4096
 
-// maxReported bounds each list in a SnapshotResult; the totals count all.
-const maxReported = 1000
-
 // SnapshotOptions says how to walk.
 type SnapshotOptions struct {
 	// CacheKey names the stat cache that spares reading unchanged files,
 	// such as the head that the snapshot is going to be committed to. Empty:
 	// every file is read.
 	CacheKey string
+	// TrustCache keeps the snapshot from reading a few of the files that the
+	// stat cache vouches for, chosen by chance, to make sure of it.
+	TrustCache bool
+
 	MaxFiles int64 // most entries of all kinds; 0: no limit
 	MaxBytes int64 // most bytes of all files' sizes, holes included; 0: no limit
-}
-
-// Skipped is an entry of which only the name is kept.
-type Skipped struct {
-	Path   string // raw bytes, relative to the root
-	Kind   SkipKind
-	Reason SkipReason
-}
-
-// DroppedBits is an entry with set-id or sticky bits, which are not kept.
-type DroppedBits struct {
-	Path string
-	Mode uint32 // with the bits, as stat(2) has it
-}
-
-// SnapshotResult says what a snapshot found. The lists hold at most 1000
-// entries each; the totals count all.
-type SnapshotResult struct {
-	Tree      Digest
-	TreeStats // its Skipped counts all; the field below lists them
-	// NewBytes is the size of the objects that the store did not have,
-	// before compression.
-	NewBytes int64
-	NewFiles int64 // files that were read, rather than known from the stat cache
-
-	Skipped       []Skipped
-	Unstable      []string // files that changed each time they were read
-	UnstableTotal int64
-	Dropped       []DroppedBits
-	DroppedTotal  int64
-	Duration      time.Duration
 }
 
 // Snapshot stores the tree below dir, an open directory, and returns its
@@ -90,12 +60,8 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 		return SnapshotResult{}, fmt.Errorf("open directory: %w", firstError(ctlErr, err))
 	}
 	defer unix.Close(root)
-	w := newWalker(ctx, s, root, o)
-	var old *dirNode
-	if o.CacheKey != "" {
-		old = s.caches.load(o.CacheKey)
-	}
-	tree, err := w.run(old)
+	var res SnapshotResult
+	w, old, tree, err := s.walkTree(ctx, root, o, &res)
 	if err != nil {
 		return SnapshotResult{}, err
 	}
@@ -103,10 +69,33 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 	if o.CacheKey != "" && tree != old {
 		s.caches.keep(o.CacheKey, tree, true)
 	}
-	res := SnapshotResult{Tree: tree.digest, TreeStats: tree.totals.TreeStats,
-		NewBytes: w.newBytes.Load(), NewFiles: w.newFiles.Load()}
+	res.Tree, res.TreeStats = tree.digest, tree.totals.TreeStats
+	res.NewBytes, res.NewFiles = w.newBytes.Load(), w.newFiles.Load()
+	w.recheck.report(&res)
+	res.dropXattrs("", tree.attrs)
 	res.report(nil, tree)
 	return res, nil
+}
+
+// walkTree walks with the help of the stat cache, and once more without it
+// when that turns out to be false. old is the tree that was of help, or nil.
+func (s *Store) walkTree(ctx context.Context, root int, o SnapshotOptions, res *SnapshotResult) (w *walker, old, tree *dirNode, err error) {
+	if o.CacheKey != "" {
+		old = s.caches.load(o.CacheKey)
+	}
+	w = newWalker(ctx, s, root, o)
+	tree, err = w.run(old)
+	if !errors.Is(err, errCacheFalse) {
+		return w, old, tree, err
+	}
+	w.recheck.report(res)
+	s.log.Warn("stat cache was false; every file is read", "key", o.CacheKey, "path", res.CacheMismatch)
+	if err := s.caches.drop(o.CacheKey); err != nil {
+		return nil, nil, nil, err
+	}
+	w = newWalker(ctx, s, root, o)
+	tree, err = w.run(nil)
+	return w, nil, tree, err
 }
 
 func firstError(errs ...error) error {
@@ -116,33 +105,6 @@ func firstError(errs ...error) error {
 		}
 	}
 	return nil
-}
-
-// report lists what is odd below d, whose path is above.
-func (r *SnapshotResult) report(above []string, d *dirNode) {
-	if d.totals.odd == 0 {
-		return
-	}
-	for i := range d.entries {
-		n := &d.entries[i]
-		path := func() string { return strings.Join(append(above, n.name), "/") }
-		if n.skip != 0 && len(r.Skipped) < maxReported {
-			r.Skipped = append(r.Skipped, Skipped{path(), n.id.skipKind(), n.skip})
-		}
-		if n.unstable() {
-			if r.UnstableTotal++; len(r.Unstable) < maxReported {
-				r.Unstable = append(r.Unstable, path())
-			}
-		}
-		if n.droppedBits() {
-			if r.DroppedTotal++; len(r.Dropped) < maxReported {
-				r.Dropped = append(r.Dropped, DroppedBits{path(), n.id.mode})
-			}
-		}
-		if n.dir != nil {
-			r.report(append(above, n.name), n.dir)
-		}
-	}
 }
 
 // ForgetCache drops the stat cache of a key, in memory and on disk. The next

@@ -77,6 +77,7 @@ type node struct {
 	target string     // of a symlink
 	group  uint64     // of a hard-linked file
 	dir    *dirNode   // of a directory
+	attrs  *attrs     // of a file; a directory's are in dir
 }
 
 // fileExtra is what a file has beside its digest.
@@ -87,11 +88,28 @@ type fileExtra struct {
 	unstable bool
 }
 
+// chunks returns the file's chunk list, or zero.
+func (n *node) chunks() Digest {
+	if n.file == nil {
+		return Digest{}
+	}
+	return n.file.chunks
+}
+
+// lastContent is what of n helps to read the same name again, which is id now.
+func (n *node) lastContent(id *statID) *fileExtra {
+	if !id.isRegular() {
+		return nil
+	}
+	return n.file
+}
+
 // dirNode is a directory as the stat cache keeps it: the names it had, sorted,
 // and the object made of them.
 type dirNode struct {
 	id      statID
-	racy    bool // the names must be read again
+	racy    bool // the names and attributes must be read again
+	attrs   *attrs
 	entries []node
 	digest  Digest
 	totals  dirTotals
@@ -101,7 +119,8 @@ type dirNode struct {
 type dirTotals struct {
 	TreeStats
 	nodes int64 // entries of any kind
-	odd   int64 // entries that a result names: skipped, unstable, bits dropped
+	odd   int64 // entries that a result names: skipped, unstable, bits or attributes dropped
+	attrs int64 // bytes of extended attributes
 }
 
 func (t *dirTotals) add(o *dirTotals) {
@@ -112,14 +131,16 @@ func (t *dirTotals) add(o *dirTotals) {
 	t.Skipped += o.Skipped
 	t.nodes += o.nodes
 	t.odd += o.odd
+	t.attrs += o.attrs
 }
 
 // count adds the node itself, without what is below it.
 func (t *dirTotals) count(n *node) {
 	t.nodes++
-	if n.skip != 0 || n.unstable() || n.droppedBits() {
+	if n.skip != 0 || n.unstable() || n.droppedBits() || n.attributes().loss() != 0 {
 		t.odd++
 	}
+	t.attrs += n.attributes().bytes()
 	switch {
 	case n.skip != 0:
 		t.Skipped++
@@ -133,6 +154,14 @@ func (t *dirTotals) count(n *node) {
 	}
 }
 
+// attributes returns the file's or directory's extended attributes.
+func (n *node) attributes() *attrs {
+	if n.dir != nil {
+		return n.dir.attrs
+	}
+	return n.attrs
+}
+
 func (n *node) unstable() bool { return n.file != nil && n.file.unstable }
 
 // droppedBits reports whether the name has mode bits that are not stored.
@@ -142,7 +171,7 @@ func (n *node) droppedBits() bool {
 
 // entry returns the directory entry that n stands for.
 func (n *node) entry() Entry {
-	x := Entry{Name: n.name, Mode: n.id.perm(), MTime: n.id.mtime.time()}
+	x := Entry{Name: n.name, Mode: n.id.perm(), MTime: n.id.mtime.time(), Xattrs: n.attributes().xattrs()}
 	switch {
 	case n.dir != nil:
 		x.Type, x.Digest = TypeDir, n.dir.digest

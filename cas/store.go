@@ -37,6 +37,13 @@ type Config struct {
 
 	faults      faults
 	mergeByHand bool // index runs are merged by mergeIndex only, for tests
+	// From this size on files are remembered, with a state of the hash each
+	// so many bytes.
+	rememberFrom, stateEvery int64
+	// One in so many files that the stat cache vouches for is read.
+	recheckEvery int64
+	// How a restore shares a file's blocks with another.
+	clone func(to, from int) error
 }
 
 func (c Config) withDefaults() Config {
@@ -54,6 +61,15 @@ func (c Config) withDefaults() Config {
 	}
 	if c.StatCacheFlush <= 0 {
 		c.StatCacheFlush = 30 * time.Second
+	}
+	if c.rememberFrom <= 0 {
+		c.rememberFrom, c.stateEvery = rememberFrom, stateEvery
+	}
+	if c.recheckEvery <= 0 {
+		c.recheckEvery = recheckEvery
+	}
+	if c.clone == nil {
+		c.clone = fileClone
 	}
 	return c
 }

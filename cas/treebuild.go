@@ -103,10 +103,10 @@ func (w *walker) finishKid(d, kid *dirWork) error {
 }
 
 func (w *walker) build(d *dirWork) (*dirNode, error) {
-	out := &dirNode{id: d.id, racy: d.racy, entries: d.entries}
+	out := &dirNode{id: d.id, racy: d.racy, attrs: d.attrs, entries: d.entries}
 	dir := &Directory{Entries: make([]Entry, 0, len(d.entries))}
 	if d.parent == nil {
-		dir.Root, dir.Mode, dir.MTime = true, d.id.perm(), d.id.mtime.time()
+		dir.Root, dir.Mode, dir.MTime, dir.Xattrs = true, d.id.perm(), d.id.mtime.time(), d.attrs.xattrs()
 	}
 	for i := range d.entries {
 		n := &d.entries[i]

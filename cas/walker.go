@@ -25,6 +25,10 @@ type walker struct {
 	newBytes atomic.Int64
 	newFiles atomic.Int64
 	links    atomic.Int64 // names with a link count over 1
+	recheck  recheck
+
+	noXattrs  atomic.Bool  // the file system has none
+	xattrRoom atomic.Int64 // bytes of them that may still be kept
 }
 
 func newWalker(ctx context.Context, s *Store, root int, o SnapshotOptions) *walker {
@@ -40,6 +44,11 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 		return nil, fmt.Errorf("stat root: %w", err)
 	}
 	w.dev = st.Dev
+	w.recheck.start(old, w.opt, w.store.cfg.recheckEvery)
+	w.xattrRoom.Store(maxTreeXattrBytes)
+	if old != nil {
+		w.xattrRoom.Add(-old.totals.attrs - old.attrs.bytes())
+	}
 	root := &dirWork{ref: &dirRef{tree: w.tree, dev: w.dev, ino: st.Ino}, old: old, id: statIDOf(&st)}
 	if err := w.workPool.run(func(dropped bool) { w.scanRoot(root, dropped) }); err != nil {
 		return nil, err

@@ -64,6 +64,19 @@ func buildZoo(dir string, files int) (skipped []string, err error) {
 	do(os.Chtimes(filepath.Join(dir, "executable"), time.Unix(-86400, 5), time.Unix(-86400, 5)))
 	do(os.Chtimes(filepath.Join(dir, "read-only"), time.Unix(4e9, 123456789), time.Unix(4e9, 123456789)))
 	do(os.Chtimes(filepath.Join(dir, "empty-dir"), time.Unix(1e9, 1), time.Unix(1e9, 1)))
+	xattr := func(name, key, value string) {
+		if e := unix.Lsetxattr(filepath.Join(dir, name), key, []byte(value), 0); !errors.Is(e, unix.ENOTSUP) {
+			do(e)
+		}
+	}
+	do(os.Chmod(filepath.Join(dir, "read-only"), 0o644)) // for a moment
+	xattr("read-only", "user.on a read-only file", "value")
+	xattr("read-only", "user.empty", "")
+	do(os.Chmod(filepath.Join(dir, "read-only"), 0o444))
+	xattr("linked/a", "user.all three names", "\x00\xff raw")
+	xattr("empty-dir", "user.not-utf8-\xff", strings.Repeat("long", 200))
+	xattr("empty", "user.z", "1")
+	xattr(".", "user.root", "of the root")
 	do(os.Chmod(filepath.Join(dir, "shut"), 0))
 	return []string{"fifo", "socket"}, err
 }
@@ -94,7 +107,7 @@ func describe(root string, skip []string) (lines []string, err error) {
 		if err := unix.Lstat(path, &st); err != nil {
 			return err
 		}
-		line := fmt.Sprintf("%q %o %d.%09d", rel, st.Mode, st.Mtim.Sec, st.Mtim.Nsec)
+		line := fmt.Sprintf("%q %o %d.%09d%s", rel, st.Mode, st.Mtim.Sec, st.Mtim.Nsec, describeXattrs(path))
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFLNK:
 			target, _ := os.Readlink(path)
@@ -122,6 +135,23 @@ func describe(root string, skip []string) (lines []string, err error) {
 		return walkErr
 	})
 	return lines, err
+}
+
+// describeXattrs lists the user's extended attributes of a file.
+func describeXattrs(path string) string {
+	names, values := make([]byte, 4096), make([]byte, 4096)
+	n, err := unix.Llistxattr(path, names)
+	if err != nil || n == 0 {
+		return ""
+	}
+	var out []string
+	for _, name := range strings.Split(string(names[:n-1]), "\x00") {
+		if size, err := unix.Lgetxattr(path, name, values); err == nil && strings.HasPrefix(name, "user.") {
+			out = append(out, fmt.Sprintf(" %q=%q", name, values[:size]))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "")
 }
 
 func compareTrees(want, got []string) error {

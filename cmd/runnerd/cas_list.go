@@ -33,11 +33,22 @@ type entryLine struct {
 	Digest    cas.Digest `json:"digest"`
 	MTime     time.Time  `json:"mtime"`
 	Target    string     `json:"target,omitempty"`
+	Xattrs    []xattr    `json:"xattrs,omitempty"`
+}
+
+// xattr is an extended attribute; raw bytes.
+type xattr struct {
+	Name  []byte `json:"name"`
+	Value []byte `json:"value"`
 }
 
 func lineOf(path string, x *cas.Entry) entryLine {
+	var xattrs []xattr
+	for _, a := range x.Xattrs {
+		xattrs = append(xattrs, xattr{[]byte(a.Name), []byte(a.Value)})
+	}
 	return entryLine{Path: path, PathBytes: []byte(path), Type: x.Type.String(), Mode: fmt.Sprintf("%04o", x.Mode),
-		Size: x.Size, Digest: x.Digest, MTime: x.MTime, Target: x.Target}
+		Size: x.Size, Digest: x.Digest, MTime: x.MTime, Target: x.Target, Xattrs: xattrs}
 }
 
 func (l *entryLine) text(w io.Writer) error {

@@ -27,11 +27,48 @@ type snapshotReport struct {
 	NewBytes int64      `json:"newBytes"` // bytes that the store did not have
 	Skipped  int64      `json:"skipped"`
 	Unstable int64      `json:"unstable"`
-	Seconds  float64    `json:"seconds"`
+	// What is not kept of entries that are: set-id and sticky bits, access
+	// control lists, extended attributes over a limit. The list has the first.
+	DroppedModes  int64         `json:"droppedModes"`
+	DroppedXattrs int64         `json:"droppedXattrs"`
+	Dropped       []droppedLine `json:"dropped,omitempty"`
+	// Files that were read though the stat cache vouched for them, and those
+	// of them that it was wrong about: then all files were read.
+	Rechecked       int64   `json:"rechecked"`
+	CacheMismatches int64   `json:"cacheMismatches"`
+	CacheMismatch   string  `json:"cacheMismatch,omitempty"` // the first one's path
+	Seconds         float64 `json:"seconds"`
+}
+
+// droppedLine is an entry of which something is not kept. A name that is not
+// UTF-8 is exact in pathBytes; the root is "".
+type droppedLine struct {
+	Path      string `json:"path"`
+	PathBytes []byte `json:"pathBytes"`
+	What      string `json:"what"`
+}
+
+// maxDroppedLines bounds the list; the counts count all.
+const maxDroppedLines = 100
+
+func droppedLines(res *cas.SnapshotResult) (out []droppedLine) {
+	add := func(path, what string) {
+		if len(out) < maxDroppedLines {
+			out = append(out, droppedLine{path, []byte(path), what})
+		}
+	}
+	for _, x := range res.DroppedXattrs {
+		add(x.Path, x.Reason.String())
+	}
+	for _, x := range res.Dropped {
+		add(x.Path, fmt.Sprintf("mode bits %04o", x.Mode&0o7000))
+	}
+	return out
 }
 
 func casSnapshot(f *casFlags) *cobra.Command {
 	var head string
+	var trust bool
 	c := &cobra.Command{
 		Use: "snapshot DIR", Short: "Store a directory durably, as the next commit of a head",
 		Long: "Store a directory durably, as the next commit of a head. When nothing changed since the head's last commit,\n" +
@@ -45,7 +82,7 @@ func casSnapshot(f *casFlags) *cobra.Command {
 			}
 			var r snapshotReport
 			err = f.withStore(cmd.Context(), true, func(s *cas.Store) error {
-				r, err = snapshotTo(cmd.Context(), s, args[0], name)
+				r, err = snapshotTo(cmd.Context(), s, args[0], name, trust)
 				return err
 			})
 			if err != nil {
@@ -56,6 +93,7 @@ func casSnapshot(f *casFlags) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&head, "head", "", `the head to commit to (default "cli:" and the absolute path of DIR)`)
+	c.Flags().BoolVar(&trust, "trust-cache", false, "do not read a few of the files that the stat cache vouches for")
 	return c
 }
 
@@ -69,13 +107,13 @@ func headName(flag, dir string) (string, error) {
 }
 
 // snapshotTo stores dir and moves the head unless it is there already.
-func snapshotTo(ctx context.Context, s *cas.Store, path, head string) (snapshotReport, error) {
+func snapshotTo(ctx context.Context, s *cas.Store, path, head string, trust bool) (snapshotReport, error) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return snapshotReport{}, err
 	}
 	defer dir.Close()
-	res, err := s.Snapshot(ctx, dir, cas.SnapshotOptions{CacheKey: head})
+	res, err := s.Snapshot(ctx, dir, cas.SnapshotOptions{CacheKey: head, TrustCache: trust})
 	if err != nil {
 		return snapshotReport{}, err
 	}
@@ -92,12 +130,20 @@ func snapshotTo(ctx context.Context, s *cas.Store, path, head string) (snapshotR
 	return snapshotReport{
 		Digest: res.Tree, Commit: h.Commit, Head: head, Seq: h.Seq, Files: res.Files, Dirs: res.Dirs, Bytes: res.Bytes,
 		NewFiles: res.NewFiles, NewBytes: res.NewBytes, Skipped: res.TreeStats.Skipped, Unstable: res.UnstableTotal,
+		Rechecked: res.Rechecked, CacheMismatches: res.CacheMismatches, CacheMismatch: res.CacheMismatch,
+		DroppedModes: res.DroppedTotal, DroppedXattrs: res.DroppedXattrsTotal, Dropped: droppedLines(&res),
 	}, nil
 }
 
 func (r snapshotReport) text(w io.Writer) error {
 	_, err := fmt.Fprintf(w, "%s\n%s: commit %d, %d files, %d bytes, %d bytes new, %d skipped, %d unstable, %.3f s\n",
 		r.Digest, r.Head, r.Seq, r.Files, r.Bytes, r.NewBytes, r.Skipped, r.Unstable, r.Seconds)
+	if err == nil && r.CacheMismatches > 0 {
+		_, err = fmt.Fprintf(w, "the stat cache was wrong about %q, so every file was read\n", r.CacheMismatch)
+	}
+	for i := 0; i < len(r.Dropped) && err == nil; i++ {
+		_, err = fmt.Fprintf(w, "not kept of %q: %s\n", r.Dropped[i].Path, r.Dropped[i].What)
+	}
 	return err
 }
 
@@ -109,7 +155,9 @@ type restoreReport struct {
 	Symlinks int64      `json:"symlinks"`
 	Links    int64      `json:"links"` // further names of hard-linked files
 	Bytes    int64      `json:"bytes"`
+	Cloned   int64      `json:"clonedBytes"` // not written, since the file system shares them with what DIR had
 	Skipped  int64      `json:"skipped"`
+	NoXattrs int64      `json:"noXattrs"` // that the file system took not all extended attributes of
 	Seconds  float64    `json:"seconds"`
 }
 
@@ -133,7 +181,7 @@ func casRestore(f *casFlags) *cobra.Command {
 					return err
 				}
 				res, err := s.Restore(cmd.Context(), tree, args[1], o)
-				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.SkippedTotal, 0}
+				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.ClonedBytes, res.SkippedTotal, res.NoXattrsTotal, 0}
 				return err
 			})
 			if err != nil {
@@ -151,7 +199,7 @@ func casRestore(f *casFlags) *cobra.Command {
 }
 
 func (r restoreReport) text(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%d files, %d directories, %d symlinks, %d hard links, %d bytes, %d skipped in the snapshot, %.3f s\n",
-		r.Files, r.Dirs, r.Symlinks, r.Links, r.Bytes, r.Skipped, r.Seconds)
+	_, err := fmt.Fprintf(w, "%d files, %d directories, %d symlinks, %d hard links, %d bytes, %d bytes shared, %d skipped in the snapshot, %d without all their attributes, %.3f s\n",
+		r.Files, r.Dirs, r.Symlinks, r.Links, r.Bytes, r.Cloned, r.Skipped, r.NoXattrs, r.Seconds)
 	return err
 }

@@ -76,7 +76,13 @@ func TestCasSnapshotAndRestore(t *testing.T) {
 		t.Errorf("unchanged %+v", again)
 	}
 	put(t, filepath.Join(work, "a.txt"), "ALPHA!")
+	if err := os.Chmod(filepath.Join(work, "a.txt"), 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
 	second := casJSON[snapshotReport](t, "snapshot", work, "--store", store)
+	if second.DroppedModes != 1 || len(second.Dropped) != 1 || second.Dropped[0].Path != "a.txt" || second.Dropped[0].What != "mode bits 4000" {
+		t.Errorf("dropped %+v", second)
+	}
 	if second.Seq != 2 || second.Digest == first.Digest {
 		t.Errorf("second %+v", second)
 	}

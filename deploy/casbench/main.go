@@ -33,6 +33,7 @@ func main() {
 	flag.BoolVar(&b.transfer, "transfer", false, "measure transfers between two stores instead, beside rsync; over network namespaces too, as root")
 	flag.IntVar(&b.rounds, "rounds", 3, "transfers of each kind; the median counts")
 	flag.IntVar(&b.objects, "objects", 0, "measure a tree of so many files of 20 to 200 bytes instead, with memory and space")
+	flag.Int64Var(&b.large, "large", 0, "bytes of one large file that is measured beside the tree, such as 4294967296; 0: none")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -46,7 +47,7 @@ type bench struct {
 	runnerd, dir string
 	files        int
 	objects      int
-	bytes        int64
+	bytes, large int64
 	rows         []row
 	transfer     bool
 	rounds       int
@@ -73,7 +74,14 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if b.transfer {
 		return b.transfers(ctx)
 	}
-	for _, s := range b.steps() {
+	steps := b.steps()
+	if b.large > 0 {
+		if err := b.scribble(0, b.large, 0); err != nil {
+			return err
+		}
+		steps = append(steps, b.largeSteps()...)
+	}
+	for _, s := range steps {
 		if s.prepare != nil {
 			if err := s.prepare(); err != nil {
 				return err
