@@ -119,7 +119,7 @@ func (d *Directory) check() error {
 	if d.Mode&^permMask != 0 || !d.Root && (d.Mode != 0 || !d.MTime.IsZero() || len(d.Xattrs) > 0) {
 		return fmt.Errorf("directory: mode %o: %w", d.Mode, ErrInvalid)
 	}
-	if !checkXattrs(d.Xattrs) {
+	if !ValidXattrs(d.Xattrs) {
 		return fmt.Errorf("directory: attributes of the root: %w", ErrInvalid)
 	}
 	names := make(map[string]bool, len(d.Skipped))

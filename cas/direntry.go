@@ -169,7 +169,7 @@ func (x *Entry) check() error {
 	if err := checkName(x.Name); err != nil {
 		return err
 	}
-	bad := x.Mode&^permMask != 0 || x.Size < 0 || !checkXattrs(x.Xattrs)
+	bad := x.Mode&^permMask != 0 || x.Size < 0 || !ValidXattrs(x.Xattrs)
 	switch x.Type {
 	case TypeFile:
 		bad = bad || x.Digest.IsZero() || x.Target != ""

@@ -29,12 +29,26 @@ type TreeWriter struct {
 // treeNode is a name in the tree; of a hard-linked file each name has its own,
 // and they share the file.
 type treeNode struct {
-	mode   uint32
-	mtime  time.Time
+	TreeMeta
 	kids   map[string]*treeNode // of a directory, else nil
 	file   *treeFile            // of a file, else nil
 	target string               // of a symlink
 	layer  int                  // that set it last
+}
+
+// TreeMeta is what a TreeWriter keeps of a file or directory beside its content.
+type TreeMeta struct {
+	Mode   uint32 // permission bits; others are left out
+	MTime  time.Time
+	Xattrs []Xattr // see ValidXattrs
+}
+
+func (m TreeMeta) checked() (TreeMeta, error) {
+	m.Mode &= permMask
+	if !ValidXattrs(m.Xattrs) {
+		return m, fmt.Errorf("extended attributes: %w", ErrInvalid)
+	}
+	return m, nil
 }
 
 type treeFile struct {
@@ -67,7 +81,11 @@ func (t *TreeWriter) Close() {
 }
 
 // Dir makes a directory, or gives one that is there its mode and time.
-func (t *TreeWriter) Dir(p string, mode uint32, mtime time.Time) error {
+func (t *TreeWriter) Dir(p string, m TreeMeta) error {
+	m, err := m.checked()
+	if err != nil {
+		return fmt.Errorf("%.200q: %w", p, err)
+	}
 	parent, name, err := t.find(p, true)
 	if err != nil {
 		return err
@@ -77,14 +95,18 @@ func (t *TreeWriter) Dir(p string, mode uint32, mtime time.Time) error {
 		old = parent.kids[name]
 	}
 	if old != nil && old.kids != nil {
-		old.mode, old.mtime, old.layer = mode&permMask, mtime, t.layer
+		old.TreeMeta, old.layer = m, t.layer
 		return nil
 	}
-	return t.set(parent, name, &treeNode{mode: mode & permMask, mtime: mtime, kids: map[string]*treeNode{}})
+	return t.set(parent, name, &treeNode{TreeMeta: m, kids: map[string]*treeNode{}})
 }
 
 // File stores what r gives as a file. What the path had before is replaced.
-func (t *TreeWriter) File(p string, mode uint32, mtime time.Time, r io.Reader) error {
+func (t *TreeWriter) File(p string, m TreeMeta, r io.Reader) error {
+	m, err := m.checked()
+	if err != nil {
+		return fmt.Errorf("%.200q: %w", p, err)
+	}
 	parent, name, err := t.named(p)
 	if err != nil {
 		return err
@@ -93,7 +115,7 @@ func (t *TreeWriter) File(p string, mode uint32, mtime time.Time, r io.Reader) e
 	if err != nil {
 		return fmt.Errorf("%.200q: %w", p, err)
 	}
-	return t.set(parent, name, &treeNode{mode: mode & permMask, mtime: mtime, file: &treeFile{size: x.Size, digest: x.Digest, chunks: x.Chunks}})
+	return t.set(parent, name, &treeNode{TreeMeta: m, file: &treeFile{size: x.Size, digest: x.Digest, chunks: x.Chunks}})
 }
 
 // Symlink makes a symbolic link. The target is not looked at.
@@ -105,7 +127,7 @@ func (t *TreeWriter) Symlink(p, target string, mtime time.Time) error {
 	if len(target) > maxTarget || target == "" {
 		return fmt.Errorf("%.200q: target of %d bytes: %w", p, len(target), ErrInvalid)
 	}
-	return t.set(parent, name, &treeNode{mode: permMask, mtime: mtime, target: target})
+	return t.set(parent, name, &treeNode{TreeMeta: TreeMeta{Mode: permMask, MTime: mtime}, target: target})
 }
 
 // Link makes another name of a file that is there; of a symlink, a copy.
@@ -125,7 +147,7 @@ func (t *TreeWriter) Link(p, existing string) error {
 	if parent == from && name == old {
 		return nil
 	}
-	return t.set(parent, name, &treeNode{mode: n.mode, mtime: n.mtime, file: n.file, target: n.target})
+	return t.set(parent, name, &treeNode{TreeMeta: n.TreeMeta, file: n.file, target: n.target})
 }
 
 // NextLayer ends a layer: Remove and Clear leave what is set from now on alone.
@@ -211,7 +233,7 @@ func (t *TreeWriter) drop(parent *treeNode, name string) {
 
 // newTreeDir is a directory that nothing described yet.
 func newTreeDir() *treeNode {
-	return &treeNode{mode: 0o755, mtime: time.Unix(0, 0), kids: map[string]*treeNode{}}
+	return &treeNode{TreeMeta: TreeMeta{Mode: 0o755, MTime: time.Unix(0, 0)}, kids: map[string]*treeNode{}}
 }
 
 // kid gives an entry of a directory; nil where there is none.
@@ -250,11 +272,11 @@ func (t *TreeWriter) build(n *treeNode, root bool, stats *TreeStats) (Digest, er
 	}
 	dir := &Directory{Entries: make([]Entry, 0, len(n.kids))}
 	if root {
-		dir.Root, dir.Mode, dir.MTime = true, n.mode, n.mtime
+		dir.Root, dir.Mode, dir.MTime, dir.Xattrs = true, n.Mode, n.MTime, n.Xattrs
 	}
 	for _, name := range n.sorted() {
 		kid := n.kids[name]
-		x := Entry{Name: name, Mode: kid.mode, MTime: kid.mtime}
+		x := Entry{Name: name, Mode: kid.Mode, MTime: kid.MTime, Xattrs: kid.Xattrs}
 		switch {
 		case kid.kids != nil:
 			d, err := t.build(kid, false, stats)

@@ -217,8 +217,9 @@ func decodeXattrs(d *decoder) []Xattr {
 	return list
 }
 
-// checkXattrs holds the rules of a list in a directory object.
-func checkXattrs(list []Xattr) bool {
+// ValidXattrs reports whether a list of attributes can be kept: names "user.*",
+// sorted and different, within the limits of an entry.
+func ValidXattrs(list []Xattr) bool {
 	if len(list) > maxXattrs {
 		return false
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
@@ -39,8 +40,9 @@ type Imported struct {
 	// Skipped are devices, FIFOs and the like, at most 1000; SkippedTotal counts all.
 	Skipped      []string
 	SkippedTotal int64
-	// DroppedBits counts entries with set-id or sticky bits, DroppedXattrs those
-	// with extended attributes: neither is kept. Nor are owners.
+	// DroppedBits counts files and directories with set-id or sticky bits,
+	// DroppedXattrs those with extended attributes other than "user.*", or with
+	// more than are kept. Owners are not kept either.
 	DroppedBits, DroppedXattrs int64
 }
 
@@ -199,22 +201,15 @@ func (in *importer) entry(h *tar.Header, content io.Reader) error {
 	if name := path.Base(h.Name); strings.HasPrefix(name, whiteout) {
 		return in.white(h.Name, name)
 	}
-	if h.Mode&0o7000 != 0 {
-		in.res.DroppedBits++
-	}
-	if hasXattrs(h) {
-		in.res.DroppedXattrs++
-	}
-	mode := uint32(h.Mode & 0o777)
 	switch h.Typeflag {
 	case tar.TypeDir:
-		return in.tree.Dir(h.Name, mode, h.ModTime)
+		return in.tree.Dir(h.Name, in.meta(h))
 	case tar.TypeReg:
 		// A sparse entry is longer than what the archive has of it.
 		if in.files += h.Size; in.files > in.most || in.files < 0 {
 			return &cas.LimitError{What: "bytes in an image", Limit: in.most}
 		}
-		return in.tree.File(h.Name, mode, h.ModTime, content)
+		return in.tree.File(h.Name, in.meta(h), content)
 	case tar.TypeSymlink:
 		return in.tree.Symlink(h.Name, h.Linkname, h.ModTime)
 	case tar.TypeLink:
@@ -240,11 +235,29 @@ func (in *importer) white(p, name string) error {
 	return in.tree.Remove(path.Join(path.Dir(p), hidden))
 }
 
-func hasXattrs(h *tar.Header) bool {
-	for key := range h.PAXRecords {
-		if strings.HasPrefix(key, "SCHILY.xattr.") {
-			return true
+// meta gives what is kept of an entry, and counts what is not.
+func (in *importer) meta(h *tar.Header) cas.TreeMeta {
+	m := cas.TreeMeta{Mode: uint32(h.Mode & 0o777), MTime: h.ModTime}
+	if h.Mode&0o7000 != 0 {
+		in.res.DroppedBits++
+	}
+	dropped := false
+	for key, value := range h.PAXRecords {
+		name, ok := strings.CutPrefix(key, xattrRecord)
+		switch {
+		case !ok:
+		case strings.HasPrefix(name, "user."):
+			m.Xattrs = append(m.Xattrs, cas.Xattr{Name: name, Value: value})
+		default:
+			dropped = true
 		}
 	}
-	return false
+	slices.SortFunc(m.Xattrs, func(a, b cas.Xattr) int { return strings.Compare(a.Name, b.Name) })
+	if !cas.ValidXattrs(m.Xattrs) {
+		m.Xattrs, dropped = nil, true
+	}
+	if dropped {
+		in.res.DroppedXattrs++
+	}
+	return m
 }

@@ -46,14 +46,14 @@ func (l *layerWriter) base(root *cas.Directory, at string) (string, error) {
 	prefix := ""
 	for _, name := range strings.FieldsFunc(at, func(r rune) bool { return r == '/' }) {
 		if prefix != "" {
-			if err := l.header(&tar.Header{Typeflag: tar.TypeDir, Name: last, Mode: 0o755, ModTime: time.Unix(0, 0)}); err != nil {
+			if err := l.header(&tar.Header{Typeflag: tar.TypeDir, Name: last, Mode: 0o755, ModTime: time.Unix(0, 0)}, nil); err != nil {
 				return "", err
 			}
 		}
 		prefix = path.Join(prefix, name)
 		last = prefix + "/"
 	}
-	return prefix, l.header(&tar.Header{Typeflag: tar.TypeDir, Name: last, Mode: int64(root.Mode), ModTime: root.MTime})
+	return prefix, l.header(&tar.Header{Typeflag: tar.TypeDir, Name: last, Mode: int64(root.Mode), ModTime: root.MTime}, root.Xattrs)
 }
 
 func (l *layerWriter) dir(d *cas.Directory, at string) error {
@@ -75,7 +75,7 @@ func (l *layerWriter) entry(x *cas.Entry, name string) error {
 	switch x.Type {
 	case cas.TypeDir:
 		h.Typeflag, h.Name = tar.TypeDir, name+"/"
-		if err := l.header(h); err != nil {
+		if err := l.header(h, x.Xattrs); err != nil {
 			return err
 		}
 		d, err := l.store.ReadDir(l.ctx, x.Digest)
@@ -85,7 +85,7 @@ func (l *layerWriter) entry(x *cas.Entry, name string) error {
 		return l.dir(d, name)
 	case cas.TypeSymlink:
 		h.Typeflag, h.Linkname = tar.TypeSymlink, x.Target
-		return l.header(h)
+		return l.header(h, nil)
 	case cas.TypeFile:
 		return l.file(x, h)
 	}
@@ -95,13 +95,13 @@ func (l *layerWriter) entry(x *cas.Entry, name string) error {
 func (l *layerWriter) file(x *cas.Entry, h *tar.Header) error {
 	if first, ok := l.links[x.LinkGroup]; ok && x.LinkGroup != 0 {
 		h.Typeflag, h.Linkname = tar.TypeLink, first
-		return l.header(h)
+		return l.header(h, nil)
 	}
 	if x.LinkGroup != 0 {
 		l.links[x.LinkGroup] = h.Name
 	}
 	h.Typeflag, h.Size = tar.TypeReg, x.Size
-	if err := l.header(h); err != nil || x.Size == 0 {
+	if err := l.header(h, x.Xattrs); err != nil || x.Size == 0 {
 		return err
 	}
 	f, err := l.store.OpenFile(l.ctx, *x)
@@ -117,9 +117,18 @@ func (l *layerWriter) file(x *cas.Entry, h *tar.Header) error {
 
 // header writes h in the PAX format, which keeps long names, large sizes and
 // the time's fraction.
-func (l *layerWriter) header(h *tar.Header) error {
+func (l *layerWriter) header(h *tar.Header, attrs []cas.Xattr) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
+	}
+	for _, a := range attrs {
+		if strings.Contains(a.Name, "=") {
+			return fmt.Errorf("extended attribute %.200q: a tar archive cannot hold a name with \"=\": %w", a.Name, ErrUnsupported)
+		}
+		if h.PAXRecords == nil {
+			h.PAXRecords = map[string]string{}
+		}
+		h.PAXRecords[xattrRecord+a.Name] = a.Value
 	}
 	h.Format = tar.FormatPAX
 	return l.tar.WriteHeader(h)

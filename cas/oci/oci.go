@@ -20,6 +20,8 @@ const AnnotationTree = "internal.skerry.tree"
 const (
 	whiteout       = ".wh."
 	whiteoutOpaque = ".wh..wh..opq"
+	// xattrRecord begins the PAX records of extended attributes.
+	xattrRecord = "SCHILY.xattr."
 )
 
 // Compression of an exported layer.

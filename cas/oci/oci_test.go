@@ -58,6 +58,7 @@ func scene(t testing.TB) string {
 		os.WriteFile(dir+"/"+strings.Repeat("long", 50), []byte("y"), 0o644),
 		os.Link(dir+"/sub/exec", dir+"/again"),
 		os.Symlink("../outside", dir+"/sub/dangling"),
+		unix.Setxattr(dir+"/sub/exec", "user.origin", []byte("a=b\x00c"), 0), unix.Setxattr(dir+"/empty", "user.tag", []byte("x"), 0),
 		os.Symlink("/etc/passwd", dir+"/absolute"),
 		os.Chtimes(dir+"/sub/exec", time.Unix(1_600_000_000, 123_456_789), time.Unix(1_600_000_000, 123_456_789)))
 	return dir
@@ -117,7 +118,7 @@ func list(t testing.TB, s *cas.Store, tree cas.Digest) string {
 		if x.Type == cas.TypeSymlink {
 			x.Mode = 0
 		}
-		fmt.Fprintf(&b, "%q %v %o %d %s %d %v %q %d\n", p, x.Type, x.Mode, x.Size, x.Digest, min(x.LinkGroup, 1), x.MTime.UTC(), x.Target, len(x.Extents))
+		fmt.Fprintf(&b, "%q %v %o %d %s %d %v %q %d %q\n", p, x.Type, x.Mode, x.Size, x.Digest, min(x.LinkGroup, 1), x.MTime.UTC(), x.Target, len(x.Extents), x.Xattrs)
 		return nil
 	}))
 	return b.String()

@@ -90,7 +90,7 @@ func casImport(f *casFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "import LAYOUT", Short: "Store a container image of an OCI image layout as a tree",
 		Long: "Store a container image of an OCI image layout as a tree, the next commit of a head. All layers are applied, and every\n" +
-			"digest is checked. Owners, set-id bits, extended attributes and devices are not kept.",
+			"digest is checked. Owners, set-id bits, extended attributes other than user.* and devices are not kept.",
 		Example: "  skopeo copy docker-archive:image.tar oci:/tmp/layout:image\n" +
 			"  runnerd cas import /tmp/layout --tag image --store /var/backups/store", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -189,6 +190,7 @@ func (w *Workspace) record(ctx context.Context, dir *os.File, req cas.CommitRequ
 		if err != nil {
 			return shot, cas.Head{}, err
 		}
+		w.manager.metrics.mismatches.Add(float64(shot.CacheMismatches))
 		if shot.UnstableTotal > 0 {
 			return shot, cas.Head{}, &unstableError{shot.UnstableTotal, shot.Unstable}
 		}
@@ -262,13 +264,19 @@ func (w *Workspace) setState(ctx context.Context, state, detail string) {
 }
 
 func snapshotProto(c cas.Commit, shot cas.SnapshotResult) *skerryv1.Snapshot {
-	const mostSkipped = 50
 	s := headProto(c)
-	for i, skipped := range shot.Skipped {
-		if i == mostSkipped {
-			break
-		}
+	for _, skipped := range shot.Skipped[:min(len(shot.Skipped), mostReported)] {
 		s.Skipped = append(s.Skipped, &skerryv1.Skipped{Path: Display(skipped.Path), Kind: skipped.Kind.String(), Reason: skipped.Reason.String()})
 	}
+	for _, d := range shot.Dropped[:min(len(shot.Dropped), mostReported)] {
+		s.Dropped = append(s.Dropped, &skerryv1.Dropped{Path: Display(d.Path), What: "set-id or sticky bits"})
+	}
+	for _, d := range shot.DroppedXattrs[:min(len(shot.DroppedXattrs), mostReported)] {
+		s.Dropped = append(s.Dropped, &skerryv1.Dropped{Path: Display(d.Path), What: d.Reason.String()})
+	}
+	s.DroppedCount = uint32(min(shot.DroppedTotal+shot.DroppedXattrsTotal, math.MaxUint32))
 	return s
 }
+
+// mostReported bounds each list of what a snapshot could not keep.
+const mostReported = 50

@@ -194,3 +194,18 @@ func BenchmarkCommit(b *testing.B) {
 // and nothing is written before it is found out.
 
 // A digest of zeros is a digest that no snapshot has.
+
+func TestCommitTellsWhatIsNotKept(t *testing.T) {
+	w := newBed(t).workspace(t)
+	shell(t, w, `echo > tool; mkfifo pipe`)
+	if err := os.Chmod(w.Tree()+"/tool", 0o755|os.ModeSetuid); err != nil { // a change of owner clears the bit
+		t.Fatal(err)
+	}
+	s := commit(t, w, "execution:1").Snapshot
+	if s.DroppedCount != 1 || len(s.Dropped) != 1 || s.Dropped[0].Path != "tool" || s.Dropped[0].What != "set-id or sticky bits" {
+		t.Errorf("dropped %v", s.Dropped)
+	}
+	if s.SkippedCount != 1 || len(s.Skipped) != 1 || s.Skipped[0].Path != "pipe" {
+		t.Errorf("skipped %v", s.Skipped)
+	}
+}

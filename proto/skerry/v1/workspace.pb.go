@@ -805,8 +805,11 @@ type Snapshot struct {
 	Files uint64 `protobuf:"varint,5,opt,name=files,proto3" json:"files,omitempty"`
 	Bytes uint64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// Things that cannot be stored, such as sockets.
-	Skipped       []*Skipped `protobuf:"bytes,7,rep,name=skipped,proto3" json:"skipped,omitempty"`
-	SkippedCount  uint32     `protobuf:"varint,8,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	Skipped      []*Skipped `protobuf:"bytes,7,rep,name=skipped,proto3" json:"skipped,omitempty"`
+	SkippedCount uint32     `protobuf:"varint,8,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	// What of stored files and directories is not kept, at most 50 of each kind.
+	Dropped       []*Dropped `protobuf:"bytes,9,rep,name=dropped,proto3" json:"dropped,omitempty"`
+	DroppedCount  uint32     `protobuf:"varint,10,opt,name=dropped_count,json=droppedCount,proto3" json:"dropped_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -897,6 +900,74 @@ func (x *Snapshot) GetSkippedCount() uint32 {
 	return 0
 }
 
+func (x *Snapshot) GetDropped() []*Dropped {
+	if x != nil {
+		return x.Dropped
+	}
+	return nil
+}
+
+func (x *Snapshot) GetDroppedCount() uint32 {
+	if x != nil {
+		return x.DroppedCount
+	}
+	return 0
+}
+
+// Dropped is a property of a file or directory that a snapshot does not keep.
+type Dropped struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// "set-id or sticky bits", or which attributes, in words.
+	What          string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Dropped) Reset() {
+	*x = Dropped{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Dropped) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Dropped) ProtoMessage() {}
+
+func (x *Dropped) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
+func (*Dropped) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Dropped) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Dropped) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
 // Skipped is a directory entry that a snapshot reports instead of storing.
 type Skipped struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -911,7 +982,7 @@ type Skipped struct {
 
 func (x *Skipped) Reset() {
 	*x = Skipped{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +994,7 @@ func (x *Skipped) String() string {
 func (*Skipped) ProtoMessage() {}
 
 func (x *Skipped) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1007,7 @@ func (x *Skipped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skipped.ProtoReflect.Descriptor instead.
 func (*Skipped) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{14}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Skipped) GetPath() string {
@@ -975,7 +1046,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1058,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1071,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{15}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Revision) GetSnapshot() *Snapshot {
@@ -1048,7 +1119,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1131,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1144,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{16}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Changes) GetCreated() []string {
@@ -1181,7 +1252,7 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\x04head\x18\x05 \x01(\v2\x13.skerry.v1.SnapshotR\x04head\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\x16\n" +
 	"\x06detail\x18\a \x01(\tR\x06detail\x12/\n" +
-	"\x05usage\x18\b \x01(\v2\x19.skerry.v1.WorkspaceUsageR\x05usage\"\xe3\x01\n" +
+	"\x05usage\x18\b \x01(\v2\x19.skerry.v1.WorkspaceUsageR\x05usage\"\xb6\x02\n" +
 	"\bSnapshot\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\tR\x06parent\x12\x16\n" +
@@ -1190,7 +1261,13 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\x05files\x18\x05 \x01(\x04R\x05files\x12\x14\n" +
 	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12,\n" +
 	"\askipped\x18\a \x03(\v2\x12.skerry.v1.SkippedR\askipped\x12#\n" +
-	"\rskipped_count\x18\b \x01(\rR\fskippedCount\"I\n" +
+	"\rskipped_count\x18\b \x01(\rR\fskippedCount\x12,\n" +
+	"\adropped\x18\t \x03(\v2\x12.skerry.v1.DroppedR\adropped\x12#\n" +
+	"\rdropped_count\x18\n" +
+	" \x01(\rR\fdroppedCount\"1\n" +
+	"\aDropped\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\"I\n" +
 	"\aSkipped\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -1228,7 +1305,7 @@ func file_skerry_v1_workspace_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_workspace_proto_rawDescData
 }
 
-var file_skerry_v1_workspace_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_skerry_v1_workspace_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_skerry_v1_workspace_proto_goTypes = []any{
 	(*ListWorkspacesRequest)(nil),    // 0: skerry.v1.ListWorkspacesRequest
 	(*ListWorkspacesResponse)(nil),   // 1: skerry.v1.ListWorkspacesResponse
@@ -1244,42 +1321,44 @@ var file_skerry_v1_workspace_proto_goTypes = []any{
 	(*WorkspaceUsage)(nil),           // 11: skerry.v1.WorkspaceUsage
 	(*Workspace)(nil),                // 12: skerry.v1.Workspace
 	(*Snapshot)(nil),                 // 13: skerry.v1.Snapshot
-	(*Skipped)(nil),                  // 14: skerry.v1.Skipped
-	(*Revision)(nil),                 // 15: skerry.v1.Revision
-	(*Changes)(nil),                  // 16: skerry.v1.Changes
-	(*timestamppb.Timestamp)(nil),    // 17: google.protobuf.Timestamp
+	(*Dropped)(nil),                  // 14: skerry.v1.Dropped
+	(*Skipped)(nil),                  // 15: skerry.v1.Skipped
+	(*Revision)(nil),                 // 16: skerry.v1.Revision
+	(*Changes)(nil),                  // 17: skerry.v1.Changes
+	(*timestamppb.Timestamp)(nil),    // 18: google.protobuf.Timestamp
 }
 var file_skerry_v1_workspace_proto_depIdxs = []int32{
 	12, // 0: skerry.v1.ListWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
 	2,  // 1: skerry.v1.DiffRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	16, // 2: skerry.v1.DiffResponse.changes:type_name -> skerry.v1.Changes
+	17, // 2: skerry.v1.DiffResponse.changes:type_name -> skerry.v1.Changes
 	2,  // 3: skerry.v1.HistoryRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	15, // 4: skerry.v1.HistoryResponse.revisions:type_name -> skerry.v1.Revision
+	16, // 4: skerry.v1.HistoryResponse.revisions:type_name -> skerry.v1.Revision
 	2,  // 5: skerry.v1.RepairWorkspaceRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	12, // 6: skerry.v1.RepairWorkspaceResponse.workspace:type_name -> skerry.v1.Workspace
 	2,  // 7: skerry.v1.RestoreWorkspaceRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	13, // 8: skerry.v1.RestoreWorkspaceResponse.snapshot:type_name -> skerry.v1.Snapshot
-	16, // 9: skerry.v1.RestoreWorkspaceResponse.changes:type_name -> skerry.v1.Changes
+	17, // 9: skerry.v1.RestoreWorkspaceResponse.changes:type_name -> skerry.v1.Changes
 	13, // 10: skerry.v1.Workspace.head:type_name -> skerry.v1.Snapshot
 	11, // 11: skerry.v1.Workspace.usage:type_name -> skerry.v1.WorkspaceUsage
-	14, // 12: skerry.v1.Snapshot.skipped:type_name -> skerry.v1.Skipped
-	13, // 13: skerry.v1.Revision.snapshot:type_name -> skerry.v1.Snapshot
-	17, // 14: skerry.v1.Revision.time:type_name -> google.protobuf.Timestamp
-	0,  // 15: skerry.v1.WorkspaceService.ListWorkspaces:input_type -> skerry.v1.ListWorkspacesRequest
-	3,  // 16: skerry.v1.WorkspaceService.Diff:input_type -> skerry.v1.DiffRequest
-	5,  // 17: skerry.v1.WorkspaceService.History:input_type -> skerry.v1.HistoryRequest
-	7,  // 18: skerry.v1.WorkspaceService.RepairWorkspace:input_type -> skerry.v1.RepairWorkspaceRequest
-	9,  // 19: skerry.v1.WorkspaceService.RestoreWorkspace:input_type -> skerry.v1.RestoreWorkspaceRequest
-	1,  // 20: skerry.v1.WorkspaceService.ListWorkspaces:output_type -> skerry.v1.ListWorkspacesResponse
-	4,  // 21: skerry.v1.WorkspaceService.Diff:output_type -> skerry.v1.DiffResponse
-	6,  // 22: skerry.v1.WorkspaceService.History:output_type -> skerry.v1.HistoryResponse
-	8,  // 23: skerry.v1.WorkspaceService.RepairWorkspace:output_type -> skerry.v1.RepairWorkspaceResponse
-	10, // 24: skerry.v1.WorkspaceService.RestoreWorkspace:output_type -> skerry.v1.RestoreWorkspaceResponse
-	20, // [20:25] is the sub-list for method output_type
-	15, // [15:20] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	15, // 12: skerry.v1.Snapshot.skipped:type_name -> skerry.v1.Skipped
+	14, // 13: skerry.v1.Snapshot.dropped:type_name -> skerry.v1.Dropped
+	13, // 14: skerry.v1.Revision.snapshot:type_name -> skerry.v1.Snapshot
+	18, // 15: skerry.v1.Revision.time:type_name -> google.protobuf.Timestamp
+	0,  // 16: skerry.v1.WorkspaceService.ListWorkspaces:input_type -> skerry.v1.ListWorkspacesRequest
+	3,  // 17: skerry.v1.WorkspaceService.Diff:input_type -> skerry.v1.DiffRequest
+	5,  // 18: skerry.v1.WorkspaceService.History:input_type -> skerry.v1.HistoryRequest
+	7,  // 19: skerry.v1.WorkspaceService.RepairWorkspace:input_type -> skerry.v1.RepairWorkspaceRequest
+	9,  // 20: skerry.v1.WorkspaceService.RestoreWorkspace:input_type -> skerry.v1.RestoreWorkspaceRequest
+	1,  // 21: skerry.v1.WorkspaceService.ListWorkspaces:output_type -> skerry.v1.ListWorkspacesResponse
+	4,  // 22: skerry.v1.WorkspaceService.Diff:output_type -> skerry.v1.DiffResponse
+	6,  // 23: skerry.v1.WorkspaceService.History:output_type -> skerry.v1.HistoryResponse
+	8,  // 24: skerry.v1.WorkspaceService.RepairWorkspace:output_type -> skerry.v1.RepairWorkspaceResponse
+	10, // 25: skerry.v1.WorkspaceService.RestoreWorkspace:output_type -> skerry.v1.RestoreWorkspaceResponse
+	21, // [21:26] is the sub-list for method output_type
+	16, // [16:21] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_skerry_v1_workspace_proto_init() }
@@ -1293,7 +1372,7 @@ func file_skerry_v1_workspace_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_workspace_proto_rawDesc), len(file_skerry_v1_workspace_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
