@@ -17,10 +17,13 @@ func (b *bench) largeSteps() []step {
 	return []step{
 		{"large file, first", "skerry", cas, nil},
 		{"large file, first", "borg", "borg init -e none lb && borg create lb::a large && sync -f lb", nil},
+		{"large file, first", "casync", "casync make --store=lc.castr a.caidx large && sync -f lc.castr", nil},
 		{"large file, 1 MiB edit in the middle", "skerry", cas, edit(b.large/2, 1)},
 		{"large file, 1 MiB edit in the middle", "borg", "borg create lb::b large", nil},
+		{"large file, 1 MiB edit in the middle", "casync", "casync make --store=lc.castr b.caidx large", nil},
 		{"large file, 1 MiB edit at the start", "skerry", cas, edit(0, 2)},
 		{"large file, 1 MiB edit at the start", "borg", "borg create lb::c large", nil},
+		{"large file, 1 MiB edit at the start", "casync", "casync make --store=lc.castr c.caidx large", nil},
 	}
 }
 

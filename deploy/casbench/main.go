@@ -104,22 +104,31 @@ type step struct {
 
 func (b *bench) steps() []step {
 	cas := "'" + b.runnerd + "' cas --store s "
+	git := "git --git-dir=gg/.git --work-tree=tree "
 	edit := func() error { return b.edit(b.path("tree")) }
 	return []step{
 		{"snapshot, first", "skerry", cas + "snapshot tree", nil},
 		{"snapshot, first", "restic", "restic init -q -r rr && restic backup -q -r rr tree && sync -f rr", nil},
 		{"snapshot, first", "borg", "borg init -e none bb && borg create bb::a tree && sync -f bb", nil},
+		{"snapshot, first", "casync", "casync make --store=cc.castr a.caidx tree && sync -f .", nil},
+		{"snapshot, first", "git", "git init -q gg && " + git + "add -A && sync -f gg", nil},
 		{"snapshot, no change", "skerry", cas + "snapshot tree", nil},
 		{"snapshot, no change", "find", "find tree -printf '%p %s %T@\\n' >list", nil},
 		{"snapshot, no change", "restic", "restic backup -q -r rr tree", nil},
 		{"snapshot, no change", "borg", "borg create bb::b tree", nil},
+		{"snapshot, no change", "casync", "casync make --store=cc.castr b.caidx tree", nil},
+		{"snapshot, no change", "git", git + "add -A", nil},
 		{"snapshot, 10 files changed", "skerry", cas + "snapshot tree", edit},
 		{"snapshot, 10 files changed", "restic", "restic backup -q -r rr tree", nil},
 		{"snapshot, 10 files changed", "borg", "borg create bb::c tree", nil},
+		{"snapshot, 10 files changed", "casync", "casync make --store=cc.castr c.caidx tree", nil},
+		{"snapshot, 10 files changed", "git", git + "add -A", nil},
 		{"restore, durable", "skerry", cas + "restore cli:$PWD/tree out.skerry", nil},
 		{"restore, durable", "rsync", "rsync -a tree/ out.rsync/ && sync -f out.rsync", nil},
 		{"restore, durable", "restic", "restic restore -q latest -r rr --target out.restic && sync -f out.restic", nil},
 		{"restore, durable", "borg", "mkdir out.borg && cd out.borg && borg extract ../bb::c && sync -f .", nil},
+		{"restore, durable", "casync", "casync extract --store=cc.castr c.caidx out.casync && sync -f out.casync", nil},
+		{"restore, durable", "git", "mkdir out.git && git --git-dir=gg/.git --work-tree=out.git checkout-index -a && sync -f out.git", nil},
 		{"snapshot of the restored tree", "skerry", cas + "snapshot out.skerry", nil},
 		{"verify", "skerry", cas + "verify", nil},
 		{"verify", "restic", "restic check -q -r rr --read-data", nil},
