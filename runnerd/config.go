@@ -106,10 +106,11 @@ type Store struct {
 	// ScrubRate bytes a second; 0: never.
 	ScrubEvery config.Duration `yaml:"scrub_every"`
 	ScrubRate  config.Bytes    `yaml:"scrub_rate"`
-	// MaxBytes bounds the store on disk; 0: no bound. MinFree and MinFreeInodes
+	// MaxBytes and MaxObjects bound the store on disk; 0: no bound. MinFree and MinFreeInodes
 	// are kept free of the data directory's file system. New work is refused when
 	// there is less.
 	MaxBytes      config.Bytes `yaml:"max_bytes"`
+	MaxObjects    uint64       `yaml:"max_objects"`
 	MinFree       config.Bytes `yaml:"min_free"`
 	MinFreeInodes uint64       `yaml:"min_free_inodes"`
 }
@@ -199,5 +200,5 @@ func (c Config) slots() int {
 
 func (s Store) upkeep() upkeep.Config {
 	return upkeep.Config{CollectEvery: s.CollectEvery.D(), KeepSnapshots: s.KeepSnapshots, MinSnapshots: s.MinSnapshots,
-		ScrubEvery: s.ScrubEvery.D(), ScrubRate: int64(s.ScrubRate), MaxBytes: int64(s.MaxBytes), MinFree: int64(s.MinFree), MinFreeInodes: int64(s.MinFreeInodes)}
+		ScrubEvery: s.ScrubEvery.D(), ScrubRate: int64(s.ScrubRate), MaxBytes: int64(s.MaxBytes), MaxObjects: int64(s.MaxObjects), MinFree: int64(s.MinFree), MinFreeInodes: int64(s.MinFreeInodes)}
 }

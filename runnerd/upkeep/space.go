@@ -29,6 +29,7 @@ const spaceTTL = time.Second
 type space struct {
 	free, inodes int64
 	stored       int64 // bytes of the store's packs
+	objects      int64 // in the store
 }
 
 func (s *spaceWatch) get(ctx context.Context) (space, error) {
@@ -45,12 +46,12 @@ func (s *spaceWatch) get(ctx context.Context) (space, error) {
 	if fs.Files == 0 { // a file system that makes inodes as it needs them
 		now.inodes = math.MaxInt64
 	}
-	if s.keeper.cfg.MaxBytes > 0 {
+	if s.keeper.cfg.MaxBytes > 0 || s.keeper.cfg.MaxObjects > 0 {
 		stats, err := s.keeper.store.Stats(ctx)
 		if err != nil {
 			return space{}, fmt.Errorf("size of the store: %w", err)
 		}
-		now.stored = stats.PackBytes
+		now.stored, now.objects = stats.PackBytes, stats.Objects
 	}
 	s.now, s.read = now, time.Now()
 	s.keeper.metrics.free.Set(float64(now.free))
@@ -71,7 +72,8 @@ func (s *spaceWatch) tight(ctx context.Context) bool {
 		return false // Admit tells
 	}
 	cfg := &s.keeper.cfg
-	return (cfg.MinFree > 0 && now.free < cfg.MinFree+cfg.MinFree/2) || (cfg.MaxBytes > 0 && now.stored > cfg.MaxBytes-cfg.MaxBytes/10)
+	near := func(have, most int64) bool { return most > 0 && have > most-most/10 }
+	return (cfg.MinFree > 0 && now.free < cfg.MinFree+cfg.MinFree/2) || near(now.stored, cfg.MaxBytes) || near(now.objects, cfg.MaxObjects)
 }
 
 // Admit refuses new work when the host has too little room for it: a typed,
@@ -89,6 +91,8 @@ func (k *Keeper) Admit(ctx context.Context) error {
 		limit = fmt.Sprintf("%d inodes kept free on the runner's disk (store.min_free_inodes)", cfg.MinFreeInodes)
 	case cfg.MaxBytes > 0 && now.stored > cfg.MaxBytes:
 		limit = fmt.Sprintf("%d bytes of the runner's store (store.max_bytes)", cfg.MaxBytes)
+	case cfg.MaxObjects > 0 && now.objects > cfg.MaxObjects:
+		limit = fmt.Sprintf("%d objects in the runner's store (store.max_objects)", cfg.MaxObjects)
 	default:
 		return nil
 	}

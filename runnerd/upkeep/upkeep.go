@@ -29,8 +29,9 @@ type Config struct {
 	ScrubEvery time.Duration
 	// ScrubRate bounds a reading, in bytes a second; 0: unbounded.
 	ScrubRate int64
-	// MaxBytes bounds the store's packs on disk; 0: no bound.
-	MaxBytes int64
+	// MaxBytes bounds the store's packs on disk, MaxObjects their objects; 0: no
+	// bound.
+	MaxBytes, MaxObjects int64
 	// MinFree is how many bytes of the data directory's file system stay free;
 	// MinFreeInodes is how many inodes do. 0: no bound.
 	MinFree, MinFreeInodes int64

@@ -193,10 +193,11 @@ func TestWorkIsRefusedWithoutRoom(t *testing.T) {
 		cfg   Config
 		limit string
 	}{
-		"free":   {Config{MinFree: 1 << 60}, "store.min_free"},
-		"inodes": {Config{MinFreeInodes: 1 << 60}, "store.min_free_inodes"},
-		"store":  {Config{MaxBytes: 50_000}, "store.max_bytes"},
-		"room":   {Config{MinFree: 1, MinFreeInodes: 1, MaxBytes: 1 << 40}, ""},
+		"free":    {Config{MinFree: 1 << 60}, "store.min_free"},
+		"inodes":  {Config{MinFreeInodes: 1 << 60}, "store.min_free_inodes"},
+		"store":   {Config{MaxBytes: 50_000}, "store.max_bytes"},
+		"objects": {Config{MaxObjects: 3}, "store.max_objects"},
+		"room":    {Config{MinFree: 1, MinFreeInodes: 1, MaxBytes: 1 << 40, MaxObjects: 1 << 40}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.cfg.MinSnapshots = 2
