@@ -1,6 +1,7 @@
 package runnerd
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -187,6 +188,12 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "reapi.token_file", Problem: "is needed to serve the remote cache", Remedy: "name a file with a random token, mode 0600"}
 	case c.KeepExecutions <= 0 || c.KeepLogs <= 0:
 		return &config.FieldError{Field: "keep_executions", Problem: "keep_executions and keep_logs must be over 0", Remedy: "use the defaults"}
+	}
+	for field, n := range map[string]uint64{"limits.workspace_entries": c.Limits.WorkspaceEntries, "store.max_objects": c.Store.MaxObjects,
+		"store.min_free_inodes": c.Store.MinFreeInodes, "reapi.max_blobs": c.REAPI.MaxBlobs} {
+		if n > math.MaxInt64 {
+			return &config.FieldError{Field: field, Problem: "is over 9223372036854775807", Remedy: "use 0 for no limit"}
+		}
 	}
 	return c.Log.Validate("log")
 }

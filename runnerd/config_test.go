@@ -42,6 +42,11 @@ func TestConfigIsChecked(t *testing.T) {
 		"limits.workspace_queue": func(c *Config) { c.Limits.WorkspaceQueue = 0 },
 		"limits.upload_bytes":    func(c *Config) { c.Limits.UploadBytes = 0 },
 		"keep_executions":        func(c *Config) { c.KeepLogs = 0 },
+		"store.keep_snapshots":   func(c *Config) { c.Store.KeepSnapshots = 1 },
+		"store.min_snapshots":    func(c *Config) { c.Store.MinSnapshots = 1001 },
+		"store.collect_every":    func(c *Config) { c.Store.ScrubEvery = -1 },
+		"store.max_objects":      func(c *Config) { c.Store.MaxObjects = 1 << 63 },
+		"reapi.token_file":       func(c *Config) { c.REAPI.Listen = "127.0.0.1:0" },
 		"log.level":              func(c *Config) { c.Log.Level = "loud" },
 	} {
 		c := DefaultConfig()
