@@ -126,3 +126,19 @@ func TestSetupHere(t *testing.T) {
 		}
 	}
 }
+
+// A process that moved into its leaf, and one that it starts, use the group
+// above: leaf below leaf would lead away from what was handed down.
+func TestSetupAgainUsesTheSameGroups(t *testing.T) {
+	mount := t.TempDir()
+	for _, dir := range []string{"unit", "unit/skerry-daemon", "unit/skerry"} {
+		write(t, filepath.Join(mount, dir, "cgroup.controllers"), "memory pids cpu")
+		write(t, filepath.Join(mount, dir, "cgroup.subtree_control"), "")
+	}
+	for _, own := range []string{"/unit", "/unit/skerry-daemon"} {
+		l := setup(mounts{v2: mount}, map[string]string{"": own})
+		if want := filepath.Join(mount, "unit/skerry"); l.V2 != want || !l.Has(Memory) {
+			t.Errorf("from %s: groups in %s, want %s (%v)", own, l.V2, want, l.Why)
+		}
+	}
+}

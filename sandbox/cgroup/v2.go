@@ -19,6 +19,9 @@ const daemonDir = "skerry-daemon"
 // setupV2 takes from the unified hierarchy the controllers that version 1 lacks.
 func (l *Layout) setupV2(mount, own string) {
 	base := filepath.Join(mount, own)
+	if filepath.Base(own) == daemonDir { // this process, or the one that started it, moved here before
+		base = filepath.Dir(base)
+	}
 	offered, err := readWords(filepath.Join(base, "cgroup.controllers"))
 	if err != nil {
 		l.explain(wanted, fmt.Sprintf("the process's own control group can't be read: %v", err))
