@@ -298,8 +298,10 @@ func (s *Store) Sync(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	if s.writer.clean() && s.riding.Load() == 0 {
-		return nil
+	if pos, clean := s.writer.clean(); clean && s.riding.Load() == 0 {
+		if end, err := s.meta.durableEnd(pos.seq); err != nil || end >= pos.off {
+			return err
+		}
 	}
 	pos, err := s.writer.sync()
 	if err != nil {
