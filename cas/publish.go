@@ -21,14 +21,14 @@ func (s *Store) Commit(ctx context.Context, req CommitRequest) (Head, error) {
 	}
 	defer release()
 	defer s.session()()
-	h, err := s.commit(req)
+	h, err := s.commit(ctx, req)
 	if err != nil {
 		return Head{}, fmt.Errorf("commit to head %q: %w", req.Head, err)
 	}
 	return h, nil
 }
 
-func (s *Store) commit(req CommitRequest) (Head, error) {
+func (s *Store) commit(ctx context.Context, req CommitRequest) (Head, error) {
 	if !s.hit(req.Tree, roleDir) {
 		return Head{}, fmt.Errorf("tree %s: %w", req.Tree, ErrNotFound)
 	}
@@ -40,6 +40,9 @@ func (s *Store) commit(req CommitRequest) (Head, error) {
 	})
 	if err != nil || done {
 		return before, err
+	}
+	if err := s.touchTree(ctx, req.Tree); err != nil {
+		return Head{}, err
 	}
 	c, after := req.build(before)
 	content, err := c.marshal()

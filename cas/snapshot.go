@@ -65,7 +65,7 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 	if err != nil {
 		return SnapshotResult{}, err
 	}
-	s.hit(tree.digest, roleDir) // so that it is there to be committed
+	s.made(tree.digest) // so that it is there to be committed
 	if o.CacheKey != "" && tree != old {
 		s.caches.keep(o.CacheKey, tree, true)
 	}
@@ -81,7 +81,7 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 // when that turns out to be false. old is the tree that was of help, or nil.
 func (s *Store) walkTree(ctx context.Context, root int, o SnapshotOptions, res *SnapshotResult) (w *walker, old, tree *dirNode, err error) {
 	if o.CacheKey != "" {
-		old = s.caches.load(o.CacheKey)
+		old = s.caches.load(ctx, o.CacheKey)
 	}
 	w = newWalker(ctx, s, root, o)
 	tree, err = w.run(old)

@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -57,7 +58,9 @@ func (c *statCaches) close() {
 
 // load returns the tree kept for key, or nil. A tree whose root is not in the
 // store is of no use: what it names may have been lost with the end of a pack.
-func (c *statCaches) load(key string) *dirNode {
+// Nor is one that a collection took apart, while a file with the same bytes as
+// the root keeps these.
+func (c *statCaches) load(ctx context.Context, key string) *dirNode {
 	c.mu.Lock()
 	t := c.byKey[key]
 	if t != nil {
@@ -76,7 +79,7 @@ func (c *statCaches) load(key string) *dirNode {
 		c.keep(key, root, false)
 		t = &cachedTree{root: root}
 	}
-	if !c.store.hit(t.root.digest, roleDir) {
+	if !c.store.usable(ctx, t.root.digest) {
 		return nil
 	}
 	return t.root
