@@ -2,6 +2,7 @@ package cas
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -55,6 +56,11 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 	}
 	if root.skip != 0 {
 		return nil, fmt.Errorf("root: %s", root.skip)
+	}
+	// A directory that was deleted, as by a restore that took its place, lists
+	// as an empty one.
+	if err := unix.Fstat(w.tree.root, &st); err != nil || root.gone || st.Nlink == 0 {
+		return nil, errors.Join(fmt.Errorf("root was deleted; open the directory again: %w", ErrNotFound), err)
 	}
 	w.assignLinkGroups(root)
 	return w.finish(root)
