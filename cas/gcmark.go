@@ -3,6 +3,7 @@ package cas
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 )
@@ -175,6 +176,10 @@ func (m *marker) young(i int, before uint64) error {
 // others.
 func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
 	f, err := os.Open(filepath.Join(m.store.packDir(), packName(pack)))
+	if errors.Is(err, os.ErrNotExist) {
+		m.store.log.Warn("pack is missing", "pack", packName(pack))
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -182,7 +187,9 @@ func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
 	head := make([]byte, recordHeaderSize)
 	for _, j := range list {
 		e := run.entry(j)
-		if _, err := f.ReadAt(head, e.loc.off); err != nil {
+		if _, err := f.ReadAt(head, e.loc.off); errors.Is(err, io.EOF) {
+			continue // the pack is cut off: it is kept as it is
+		} else if err != nil {
 			return err
 		}
 		h, err := parseRecordHeader(head)
