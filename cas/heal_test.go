@@ -199,3 +199,27 @@ func TestCutPacks(t *testing.T) {
 		})
 	}
 }
+
+// TestDamageFoundDuringSnapshot: a snapshot that is going on when damage is
+// found does not bring the stat cache back that keeps it from being healed.
+func TestDamageFoundDuringSnapshot(t *testing.T) {
+	work := t.TempDir()
+	writeFile(t, filepath.Join(work, "f"), "content that is damaged")
+	find := func() {}
+	s := openStore(t, t.TempDir(), Config{MaxPackBytes: 1, faults: func(step string) error {
+		if step == "create pack" {
+			find()
+		}
+		return nil
+	}})
+	waitUntilSettled(t, s, work)
+	d := DigestOf([]byte("content that is damaged"))
+	l, _ := s.index.find(d)
+	writeFile(t, filepath.Join(work, "new"), "when this is written, the damage is found")
+	find = func() { s.noteDamage(d, l) }
+	snapshot(t, s, work, "k")
+	find = func() {}
+	if res := snapshot(t, s, work, "k"); res.NewFiles != 2 || s.isDamaged(d) {
+		t.Errorf("the damage is not healed: %+v", res)
+	}
+}

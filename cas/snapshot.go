@@ -61,13 +61,14 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 	}
 	defer unix.Close(root)
 	var res SnapshotResult
+	era := s.caches.now()
 	w, old, tree, err := s.walkTree(ctx, root, o, &res)
 	if err != nil {
 		return SnapshotResult{}, err
 	}
 	s.made(tree.digest) // so that it is there to be committed
 	if o.CacheKey != "" && tree != old {
-		s.caches.keep(o.CacheKey, tree, true)
+		s.caches.keep(o.CacheKey, tree, true, era)
 	}
 	res.Tree, res.TreeStats = tree.digest, tree.totals.TreeStats
 	res.NewBytes, res.NewFiles = w.newBytes.Load(), w.newFiles.Load()
