@@ -19,6 +19,7 @@ type walker struct {
 	opt   SnapshotOptions
 	tree  *dirTree
 	dev   uint64 // of the root's file system
+	self  inode  // the store's own directory
 
 	clock    func() stamp
 	entries  atomic.Int64
@@ -45,6 +46,13 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 		return nil, fmt.Errorf("stat root: %w", err)
 	}
 	w.dev = st.Dev
+	var self unix.Stat_t
+	if err := unix.Stat(w.store.dir, &self); err != nil {
+		return nil, fmt.Errorf("stat store: %w", err)
+	}
+	if w.self = (inode{self.Dev, self.Ino}); w.self == (inode{st.Dev, st.Ino}) {
+		return nil, fmt.Errorf("the directory is the store itself: %w", ErrInvalid)
+	}
 	w.recheck.start(old, w.opt, w.store.cfg.recheckEvery)
 	w.xattrRoom.Store(maxTreeXattrBytes)
 	if old != nil {
