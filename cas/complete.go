@@ -3,6 +3,7 @@ package cas
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/maphash"
 )
 
@@ -46,7 +47,62 @@ func (x *Session) Complete(ctx context.Context, kind Kind, d Digest) (bool, erro
 	if _, ok := x.Has(d, kind); !ok {
 		return false, nil
 	}
-	return x.complete(ctx, kind, d, 0)
+	ok, err := x.complete(ctx, kind, d, 0)
+	if ok && kind != KindBlob {
+		x.store.touches.vouch(d, roleOf(kind))
+	}
+	return ok, err
+}
+
+// made touches a tree that was just made of what is there.
+func (s *Store) made(tree Digest) {
+	if s.hit(tree, roleDir) {
+		s.touches.vouch(tree, roleDir)
+	}
+}
+
+// whole reports whether all that the object of kind d names is there. The
+// caller has touched it as such. That it is indexed does not say it: see
+// Session.Complete. The answer is known of what was made or looked at lately.
+func (s *Store) whole(ctx context.Context, kind Kind, d Digest) (bool, error) {
+	if s.touches.vouched(d, roleOf(kind)) {
+		return true, nil
+	}
+	x := &Session{store: s, seed: maphash.MakeSeed(), proven: make(map[uint64]struct{})}
+	ok, err := x.complete(ctx, kind, d, 0)
+	if ok {
+		s.touches.vouch(d, roleOf(kind))
+	}
+	return ok, err
+}
+
+// usable touches a tree and reports whether all of it is there. One that a
+// head, a pin or a lease keeps need not be gone through.
+func (s *Store) usable(ctx context.Context, tree Digest) bool {
+	if !s.hit(tree, roleDir) {
+		return false
+	}
+	if !s.touches.vouched(tree, roleDir) && s.isRoot(tree) {
+		s.touches.vouch(tree, roleDir)
+	}
+	ok, err := s.whole(ctx, KindDirectory, tree)
+	return err == nil && ok
+}
+
+// touchTree touches a tree that is going to be kept, and makes sure that it is
+// one and that all of it is there.
+func (s *Store) touchTree(ctx context.Context, tree Digest) error {
+	if !s.hit(tree, roleDir) {
+		return fmt.Errorf("tree %s: %w", tree, ErrNotFound)
+	}
+	ok, err := s.whole(ctx, KindDirectory, tree)
+	if ok || err != nil {
+		return err
+	}
+	if _, err := s.readDir(tree); err != nil {
+		return fmt.Errorf("tree %s: %w", tree, err)
+	}
+	return fmt.Errorf("tree %s lacks objects that were collected or are damaged; make the snapshot again: %w", tree, ErrNotFound)
 }
 
 func (x *Session) complete(ctx context.Context, kind Kind, d Digest, depth int) (bool, error) {

@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -183,6 +184,10 @@ func (w *walker) look(d *dirWork, fd, i int) bool {
 
 func (w *walker) addKid(d *dirWork, i int, id *statID) {
 	n := &d.entries[i]
+	if id.dev == w.self.dev && id.ino == w.self.ino {
+		w.fail(fmt.Errorf("%.200q is the store itself; keep it outside of what is stored: %w", d.path(n.name), ErrInvalid))
+		return
+	}
 	if id.dev != w.dev {
 		d.own()
 		d.entries[i] = node{name: n.name, id: *id, skip: SkipMount}

@@ -112,3 +112,126 @@ func TestCollectOnFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// fullDisk mounts a small file system of its own.
+func fullDisk(t *testing.T, options string) string {
+	t.Helper()
+	requireRoot(t)
+	disk := t.TempDir()
+	if err := unix.Mount("none", disk, "tmpfs", 0, options); err != nil {
+		missing(t, fmt.Sprintf("cannot mount here: %v", err))
+	}
+	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	return disk
+}
+
+// fill leaves no block of the disk free.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	for err == nil {
+		_, err = f.Write(make([]byte, 64<<10))
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCollectTinyObjectsOnFullDisk: a collection works although the open pack
+// holds so many objects that its index run takes megabytes.
+func TestCollectTinyObjectsOnFullDisk(t *testing.T) {
+	disk := fullDisk(t, "size=120m")
+	s := openStore(t, filepath.Join(disk, "store"), Config{})
+	for i := range maxOpenObjects - 10 {
+		if _, err := s.PutBytes(t.Context(), fmt.Append(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, filepath.Join(disk, "filler"))
+	rep, err := s.GC(t.Context(), GCOptions{NoGrace: true})
+	if err != nil || !rep.LowSpace || rep.Removed != maxOpenObjects-10 || rep.BytesFreed < 16<<20 {
+		t.Errorf("collection: %+v, %v", rep, err)
+	}
+	if err := s.Close(); err != nil { // before the disk goes
+		t.Fatal(err)
+	}
+}
+
+// TestCollectWithoutInodes: likewise when inodes are what the disk lacks.
+func TestCollectWithoutInodes(t *testing.T) {
+	disk := fullDisk(t, "size=120m,nr_inodes=200")
+	s := openStore(t, filepath.Join(disk, "store"), Config{})
+	for i := range 100 {
+		if _, err := s.PutBytes(t.Context(), randomBytes(uint64(i), 10_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	for i := 0; err == nil; i++ {
+		err = os.WriteFile(filepath.Join(disk, fmt.Sprint(i)), nil, 0o600)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	rep, err := s.GC(t.Context(), GCOptions{NoGrace: true})
+	if err != nil || rep.Removed != 100 || rep.PacksRemoved != 1 {
+		t.Errorf("collection: %+v, %v", rep, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestOpenOnFullDiskAfterACollection: a collection that could not write the
+// index anew does not keep a full store from being opened, read and collected.
+func TestOpenOnFullDiskAfterACollection(t *testing.T) {
+	disk, work := fullDisk(t, "size=100m"), t.TempDir()
+	dir := filepath.Join(disk, "store")
+	full := false
+	s := openStore(t, dir, Config{faults: func(step string) error {
+		if full && step == "thin index run" {
+			return unix.ENOSPC
+		}
+		return nil
+	}})
+	for i := range 20_000 {
+		if _, err := s.PutBytes(t.Context(), fmt.Append(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeFile(t, filepath.Join(work, "f"), string(randomBytes(1, 1<<20)))
+	h := commit(t, s, "ws", snapshot(t, s, work, "").Tree, "x")
+	full = true
+	few := GCOptions{NoGrace: true, RewriteBelow: 1}
+	if _, err := s.GC(t.Context(), few); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	filler := filepath.Join(disk, "filler")
+	fill(t, filler)
+	s = openStore(t, dir, Config{})
+	if has, err := s.Has(t.Context(), DigestOf([]byte("1"))); has || err != nil {
+		t.Errorf("a collected object: %v, %v", has, err)
+	}
+	if rep := verify(t, s); !rep.OK() || len(readCommitted(t, s, h.Tree, "f")) != 1<<20 {
+		t.Errorf("on the full disk: %+v", rep)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	collect(t, s, few)
+	if rep := verify(t, s); !rep.OK() || s.index.hasDead() {
+		t.Errorf("with room again: %+v", rep)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -3,6 +3,7 @@ package cas
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 )
@@ -16,6 +17,8 @@ type marker struct {
 	marks [][]role        // for each run, as what each entry is needed
 	newer map[Digest]role // likewise, of metadata written since the runs were taken
 	stack []freshTouch
+
+	touching bool // what is needed was only touched, so it may be anything
 }
 
 func newMarker(s *Store, runs []*indexRun, stop func() error) *marker {
@@ -68,7 +71,22 @@ func (m *marker) push(d Digest, r role) {
 	}
 }
 
+// follow pushes what an object names. Good bytes that are no object of that
+// kind name nothing: anybody may ask for a file's digest as if it were a
+// directory's, and must not keep collections from working with it.
 func (m *marker) follow(x freshTouch) error {
+	err := m.names(x)
+	var bad *CorruptError
+	unlike := (errors.Is(err, ErrCorrupt) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrVersion)) && !errors.As(err, &bad)
+	if unlike && (m.touching || !errors.Is(err, ErrVersion)) {
+		m.store.log.Debug("object is not what somebody took it for, and names nothing", "digest", x.d, "error", err)
+		return nil
+	}
+	return err
+}
+
+// names pushes what an object names as what it is needed.
+func (m *marker) names(x freshTouch) error {
 	switch x.role {
 	case roleDir:
 		dir, err := m.store.readDir(x.d)
@@ -158,6 +176,10 @@ func (m *marker) young(i int, before uint64) error {
 // others.
 func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
 	f, err := os.Open(filepath.Join(m.store.packDir(), packName(pack)))
+	if errors.Is(err, os.ErrNotExist) {
+		m.store.log.Warn("pack is missing", "pack", packName(pack))
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -165,7 +187,9 @@ func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
 	head := make([]byte, recordHeaderSize)
 	for _, j := range list {
 		e := run.entry(j)
-		if _, err := f.ReadAt(head, e.loc.off); err != nil {
+		if _, err := f.ReadAt(head, e.loc.off); errors.Is(err, io.EOF) {
+			continue // the pack is cut off: it is kept as it is
+		} else if err != nil {
 			return err
 		}
 		h, err := parseRecordHeader(head)
@@ -185,6 +209,8 @@ func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
 
 // touched marks what writers touched.
 func (m *marker) touched(list []freshTouch) error {
+	m.touching = true
+	defer func() { m.touching = false }()
 	for _, x := range list {
 		if err := m.need(x.d, x.role); err != nil {
 			return err

@@ -129,7 +129,7 @@ func (g *collection) emptyPacks(poor []*packUse) (emptied []*packUse, err error)
 		}
 		for seq, list := range run.liveOf(left) {
 			moved, err := g.moveRecords(run, seq, list)
-			if errors.Is(err, ErrCorrupt) || errors.Is(err, unix.ENOSPC) {
+			if errors.Is(err, ErrCorrupt) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 				g.store.log.Warn("pack cannot be emptied and stays", "pack", packName(seq), "error", err)
 				continue
 			}

@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"errors"
 	"sync"
 )
 
@@ -16,22 +17,38 @@ type damagedObjects struct {
 // noteDamage remembers a bad record. The first time, the stat caches go: they
 // would keep the files from being read whose content could heal it.
 func (s *Store) noteDamage(d Digest, l loc) {
+	s.noteAllDamage([]indexEntry{{d, l}})
+}
+
+// noteAllDamage remembers bad records, of which nobody need know yet.
+func (s *Store) noteAllDamage(bad []indexEntry) {
+	var news []indexEntry
 	s.damaged.mu.Lock()
-	_, known := s.damaged.all[d]
-	s.damaged.all[d] = l
+	for _, e := range bad {
+		if was, known := s.damaged.all[e.digest]; !known || was != e.loc {
+			s.damaged.all[e.digest] = e.loc
+			news = append(news, e)
+		}
+	}
 	s.damaged.mu.Unlock()
-	if known {
+	if len(news) == 0 {
 		return
 	}
-	s.log.Error("object is damaged; the same content heals it when it is put again", "digest", d, "pack", packName(l.pack), "offset", l.off)
+	first := news[0]
+	s.log.Error("objects are damaged; the same content heals them when it is put again",
+		"objects", len(news), "digest", first.digest, "pack", packName(first.loc.pack), "offset", first.loc.off)
 	if s.caches != nil {
 		s.caches.dropAll()
 	}
 	err := s.meta.update(func(tx *metaTx) error {
-		return tx.put(bucketDamaged, d.Bytes(), append(leBytes(l.pack), leBytes(uint64(l.off))...))
+		var errs []error
+		for _, e := range news {
+			errs = append(errs, tx.put(bucketDamaged, e.digest.Bytes(), append(leBytes(e.loc.pack), leBytes(uint64(e.loc.off))...)))
+		}
+		return errors.Join(errs...)
 	})
 	if err != nil {
-		s.log.Warn("damage is remembered until the store closes only", "digest", d, "error", err)
+		s.log.Warn("damage is remembered until the store closes only", "objects", len(news), "error", err)
 	}
 }
 

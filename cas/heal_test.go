@@ -1,8 +1,10 @@
 package cas
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -141,5 +143,83 @@ func TestBoundOnOpenPacks(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(s.packDir(), packName(1))); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestCutPacks: of a sealed pack that is gone or ends too early, Verify and a
+// scrub name each record that is lost, and putting the content again heals it.
+func TestCutPacks(t *testing.T) {
+	for _, size := range []int64{-1, 0, 10, packHeaderSize, packHeaderSize + recordHeaderSize, 500} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			s := openStore(t, t.TempDir(), Config{MaxPackBytes: 1000})
+			var contents [][]byte
+			lost := make(map[Digest]bool)
+			for i := range 20 {
+				contents = append(contents, randomBytes(uint64(i), 200))
+				d, err := s.PutBytes(t.Context(), contents[i])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if l, _ := s.index.find(d); l.pack == 2 && l.end() > size {
+					lost[d] = true
+				}
+			}
+			path := onlyPack(t, s.dir, 2)
+			err := os.Remove(path)
+			if size >= 0 {
+				err = os.WriteFile(path, nil, 0o600)
+				err = errors.Join(err, os.Truncate(path, size))
+			}
+			if err != nil || len(lost) == 0 {
+				t.Fatal(err, len(lost))
+			}
+			rep, err := s.Verify(t.Context(), VerifyOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			named := make(map[Digest]bool)
+			for _, d := range rep.Damaged {
+				if lost[d.Digest] {
+					named[d.Digest] = true
+				}
+			}
+			sum, err := s.Scrub(t.Context(), ScrubOptions{})
+			if len(named) != len(lost) || err != nil || sum.Damaged < int64(len(lost)) {
+				t.Errorf("%d objects lost, %d named, scrub: %+v, %v", len(lost), len(named), sum, err)
+			}
+			for _, c := range contents {
+				if _, err := s.PutBytes(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+				if got, err := s.GetBytes(t.Context(), DigestOf(c)); err != nil || !bytes.Equal(got, c) {
+					t.Errorf("not healed: %v", err)
+				}
+			}
+			collect(t, s, GCOptions{})
+		})
+	}
+}
+
+// TestDamageFoundDuringSnapshot: a snapshot that is going on when damage is
+// found does not bring the stat cache back that keeps it from being healed.
+func TestDamageFoundDuringSnapshot(t *testing.T) {
+	work := t.TempDir()
+	writeFile(t, filepath.Join(work, "f"), "content that is damaged")
+	find := func() {}
+	s := openStore(t, t.TempDir(), Config{MaxPackBytes: 1, faults: func(step string) error {
+		if step == "create pack" {
+			find()
+		}
+		return nil
+	}})
+	waitUntilSettled(t, s, work)
+	d := DigestOf([]byte("content that is damaged"))
+	l, _ := s.index.find(d)
+	writeFile(t, filepath.Join(work, "new"), "when this is written, the damage is found")
+	find = func() { s.noteDamage(d, l) }
+	snapshot(t, s, work, "k")
+	find = func() {}
+	if res := snapshot(t, s, work, "k"); res.NewFiles != 2 || s.isDamaged(d) {
+		t.Errorf("the damage is not healed: %+v", res)
 	}
 }

@@ -258,3 +258,34 @@ func TestSetIDBitsAreDropped(t *testing.T) {
 		}
 	}
 }
+
+// TestDeletedRoot: a directory that was deleted, before or during the
+// snapshot, is not an empty tree.
+func TestDeletedRoot(t *testing.T) {
+	base := t.TempDir()
+	work := filepath.Join(base, "work")
+	s := openStore(t, filepath.Join(base, "store"), Config{MaxPackBytes: 1, faults: func(step string) error {
+		if step == "create pack" { // the first file was read
+			return os.RemoveAll(work)
+		}
+		return nil
+	}})
+	for _, when := range []string{"during", "before"} {
+		writeFile(t, filepath.Join(work, "f"), "content")
+		dir, err := os.Open(work)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if when == "before" {
+			if err := os.RemoveAll(work); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if res, err := s.Snapshot(t.Context(), dir, SnapshotOptions{}); !errors.Is(err, ErrNotFound) {
+			t.Errorf("deleted %s the snapshot: %+v, %v", when, res, err)
+		}
+		if err := dir.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -189,6 +189,8 @@ func (r *metaRecovery) write(tx *metaTx) error {
 	for d, l := range r.store.damaged.all {
 		errs = append(errs, tx.put(bucketDamaged, d.Bytes(), append(leBytes(l.pack), leBytes(uint64(l.off))...)))
 	}
+	pos, _ := r.store.writer.clean() // all of it was scanned and synced
+	errs = append(errs, markDurable(tx, pos))
 	return errors.Join(append(errs, tx.del(bucketMeta, []byte("recovering")))...)
 }
 

@@ -273,11 +273,15 @@ func (w *packWriter) fail(err error) error {
 	return w.failed
 }
 
-// clean reports whether everything appended that does not ride is durable.
-func (w *packWriter) clean() bool {
+// clean reports whether everything appended that does not ride is durable, and
+// up to where the open pack is.
+func (w *packWriter) clean() (position, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.failed == nil && (w.f == nil || w.durable >= w.needs)
+	if w.f == nil {
+		return position{seq: w.seq}, w.failed == nil
+	}
+	return position{w.seq, w.durable}, w.failed == nil && w.durable >= w.needs
 }
 
 // sealLocked ends the open pack: cut to its records, fsync, index run. The

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Pin keeps a tree until Unpin, durably. A pin of the same name is replaced.
@@ -34,18 +35,19 @@ func (s *Store) hold(ctx context.Context, bucket []byte, name string, tree Diges
 	}
 	defer release()
 	defer s.session()()
+	var pos position
 	switch {
 	case name == "" || len(name) > maxHeadName:
 		err = fmt.Errorf("name of %d bytes, want 1 to %d: %w", len(name), maxHeadName, ErrInvalid)
-	case !s.hit(tree, roleDir):
-		err = fmt.Errorf("tree %s: %w", tree, ErrNotFound)
 	default:
-		if _, err = s.readDir(tree); err == nil {
-			_, err = s.writer.sync()
+		if err = s.touchTree(ctx, tree); err == nil {
+			pos, err = s.writer.sync()
 		}
 	}
 	if err == nil {
-		err = s.meta.update(func(tx *metaTx) error { return tx.put(bucket, []byte(name), value) })
+		err = s.meta.update(func(tx *metaTx) error {
+			return errors.Join(markDurable(tx, pos), tx.put(bucket, []byte(name), value))
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("keep in %s as %q: %w", bucket, name, err)
@@ -65,6 +67,16 @@ func (s *Store) letGo(ctx context.Context, bucket []byte, name string) error {
 		}
 		return tx.del(bucket, []byte(name))
 	})
+}
+
+// isRoot reports whether a head, a pin or a lease keeps the tree.
+func (s *Store) isRoot(tree Digest) bool {
+	heads, err := s.heads()
+	if err == nil && slices.ContainsFunc(heads, func(h Head) bool { return h.Tree == tree }) {
+		return true
+	}
+	pinned, err := s.meta.pinned()
+	return err == nil && slices.ContainsFunc(pinned, func(p pinnedTree) bool { return p.tree == tree })
 }
 
 // pinnedTree is a root that is not a head.

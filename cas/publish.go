@@ -21,14 +21,14 @@ func (s *Store) Commit(ctx context.Context, req CommitRequest) (Head, error) {
 	}
 	defer release()
 	defer s.session()()
-	h, err := s.commit(req)
+	h, err := s.commit(ctx, req)
 	if err != nil {
 		return Head{}, fmt.Errorf("commit to head %q: %w", req.Head, err)
 	}
 	return h, nil
 }
 
-func (s *Store) commit(req CommitRequest) (Head, error) {
+func (s *Store) commit(ctx context.Context, req CommitRequest) (Head, error) {
 	if !s.hit(req.Tree, roleDir) {
 		return Head{}, fmt.Errorf("tree %s: %w", req.Tree, ErrNotFound)
 	}
@@ -40,6 +40,9 @@ func (s *Store) commit(req CommitRequest) (Head, error) {
 	})
 	if err != nil || done {
 		return before, err
+	}
+	if err := s.touchTree(ctx, req.Tree); err != nil {
+		return Head{}, err
 	}
 	c, after := req.build(before)
 	content, err := c.marshal()
@@ -86,11 +89,11 @@ const maxRiding = 256
 // waits for an fsync of the pack, the commit object rides in meta.db's
 // transaction, whence it is put back into a pack should the pack lose it.
 func (s *Store) publish(req CommitRequest, after Head, content []byte) (Head, error) {
-	rides := s.riding.Load() < maxRiding && s.writer.clean()
+	pos, rides := s.writer.clean()
+	rides = rides && s.riding.Load() < maxRiding
 	if _, err := s.putRecord(KindCommit, after.Commit, content, rides); err != nil {
 		return Head{}, err
 	}
-	var pos position
 	if !rides {
 		var err error
 		if pos, err = s.writer.sync(); err != nil {
@@ -104,8 +107,8 @@ func (s *Store) publish(req CommitRequest, after Head, content []byte) (Head, er
 			head = now
 			return err
 		}
-		if rides {
-			err = tx.put(bucketPending, after.Commit.Bytes(), content)
+		if rides { // what it names may have been synced without a mark, as by a Close
+			err = errors.Join(markDurable(tx, pos), tx.put(bucketPending, after.Commit.Bytes(), content))
 			s.riding.Add(1)
 		} else {
 			err = s.settle(tx, pos)

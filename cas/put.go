@@ -71,11 +71,22 @@ func (s *Store) PutDirectory(ctx context.Context, d *Directory) (Digest, error) 
 		if !s.hit(ref.Digest, roleOf(ref.Kind)) {
 			return Digest{}, fmt.Errorf("put directory: object %s: %w", ref.Digest, ErrNotFound)
 		}
+		if ref.Kind == KindBlob {
+			continue
+		}
+		ok, err := s.whole(ctx, ref.Kind, ref.Digest)
+		if err == nil && !ok {
+			err = fmt.Errorf("not all of object %s is there: %w", ref.Digest, ErrNotFound)
+		}
+		if err != nil {
+			return Digest{}, fmt.Errorf("put directory: %w", err)
+		}
 	}
 	digest := DigestOf(content)
 	if _, err := s.put(KindDirectory, digest, content); err != nil {
 		return Digest{}, fmt.Errorf("put directory: %w", err)
 	}
+	s.made(digest)
 	return digest, nil
 }
 

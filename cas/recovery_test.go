@@ -258,3 +258,50 @@ func TestRidingCommitSurvives(t *testing.T) {
 		t.Errorf("verify: %+v", rep)
 	}
 }
+
+// TestDurableEndCoversWhatIsKept: whatever made the objects durable (here the
+// end of another process, and the reopening), a head, a pin or a Sync puts the
+// durable end behind them, so that a bit flip is not taken for a torn tail.
+func TestDurableEndCoversWhatIsKept(t *testing.T) {
+	work := t.TempDir()
+	for i := range 20 {
+		writeFile(t, filepath.Join(work, fmt.Sprint(i)), string(randomBytes(uint64(i), 1000)))
+	}
+	for how, keep := range map[string]func(s *Store, tree Digest) error{
+		"commit": func(s *Store, tree Digest) error {
+			_, err := s.Commit(t.Context(), CommitRequest{Head: "h", Tree: tree})
+			return err
+		},
+		"pin":   func(s *Store, tree Digest) error { return s.Pin(t.Context(), "p", tree) },
+		"lease": func(s *Store, tree Digest) error { return s.Lease(t.Context(), "l", tree, 9) },
+		"sync":  func(s *Store, _ Digest) error { return s.Sync(t.Context()) },
+		"recovered": func(s *Store, tree Digest) error {
+			_, err := s.Commit(t.Context(), CommitRequest{Head: "h", Tree: tree})
+			if err = errors.Join(err, s.Close(), os.Remove(s.metaPath())); err != nil {
+				return err
+			}
+			return openStore(t, s.dir, Config{RecoverMeta: true}).Close()
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			dir := t.TempDir()
+			s := openStore(t, dir, Config{})
+			tree := snapshot(t, s, work, "").Tree
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s = openStore(t, dir, Config{})
+			if err := errors.Join(keep(s, tree), s.Close()); err != nil {
+				t.Fatal(err)
+			}
+			flipBit(t, onlyPack(t, dir, 1), packHeaderSize+recordHeaderSize+5)
+			s = openStore(t, dir, Config{})
+			if _, err := s.ReadDir(t.Context(), tree); err != nil {
+				t.Errorf("the pack was cut: %v", err)
+			}
+			if rep := verify(t, s); len(rep.Damaged) != 1 {
+				t.Errorf("damage is not named: %+v", rep)
+			}
+		})
+	}
+}

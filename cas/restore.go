@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -53,7 +54,8 @@ type RestoreResult struct {
 // under a temporary name, forced to disk and renamed, so that dest is whole
 // or as it was. Unless o.Replace is set, dest must not exist or be an empty
 // directory, else ErrExist; its parent must be the caller's own. Nothing
-// shares storage with the store in a way that writing to dest could reach.
+// shares storage with the store in a way that writing to dest could reach;
+// the store itself must lie elsewhere.
 func (s *Store) Restore(ctx context.Context, tree Digest, dest string, o RestoreOptions) (RestoreResult, error) {
 	res, err := s.restore(ctx, tree, filepath.Clean(dest), o)
 	if err != nil {
@@ -68,6 +70,14 @@ func (s *Store) restore(ctx context.Context, tree Digest, dest string, o Restore
 		return RestoreResult{}, err
 	}
 	defer release()
+	for field, id := range map[string]int{"UID": o.UID, "GID": o.GID} {
+		if int64(id) < -1 || int64(id) >= math.MaxUint32 {
+			return RestoreResult{}, fmt.Errorf("%s %d: give one from 0 to %d, or -1 to leave it to the system: %w", field, id, uint32(math.MaxUint32-1), ErrInvalid)
+		}
+	}
+	if err := s.apart(dest); err != nil {
+		return RestoreResult{}, err
+	}
 	defer s.session()()
 	s.hit(tree, roleDir)
 	root, err := s.Lookup(ctx, tree, o.Path)

@@ -126,3 +126,43 @@ func TestRestoreReplaces(t *testing.T) {
 		t.Errorf("beside dest lie %q, %v", left, err)
 	}
 }
+
+// TestTheStoreItself: neither is the store overwritten by a restore, nor does
+// a snapshot take it in.
+func TestTheStoreItself(t *testing.T) {
+	base := t.TempDir()
+	dir, work := filepath.Join(base, "above/store"), filepath.Join(base, "work")
+	writeFile(t, filepath.Join(work, "f"), "content")
+	s := openStore(t, dir, Config{})
+	tree := snapshot(t, s, work, "").Tree
+	link := filepath.Join(base, "link")
+	if err := os.Symlink("above", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, dest := range []string{dir, filepath.Dir(dir), filepath.Join(dir, "packs"), filepath.Join(dir, "new"), filepath.Join(link, "store")} {
+		o := RestoreOptions{UID: -1, GID: -1, Replace: true}
+		if _, err := s.Restore(t.Context(), tree, dest, o); !errors.Is(err, ErrInvalid) {
+			t.Errorf("restore to %s: %v", dest, err)
+		}
+	}
+	for _, path := range []string{dir, filepath.Dir(dir), base} {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Snapshot(t.Context(), f, SnapshotOptions{}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("snapshot of %s: %v", path, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, o := range []RestoreOptions{{UID: -2, GID: -1}, {UID: -1, GID: 1<<32 - 1}, {UID: 99999999999, GID: -1}} {
+		if _, err := s.Restore(t.Context(), tree, filepath.Join(base, "out"), o); !errors.Is(err, ErrInvalid) {
+			t.Errorf("restore as %d:%d: %v", o.UID, o.GID, err)
+		}
+	}
+	if rep := verify(t, s); !rep.OK() || rep.Packs != 1 {
+		t.Errorf("verify: %+v", rep)
+	}
+}

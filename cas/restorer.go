@@ -23,6 +23,7 @@ type restorer struct {
 	links map[linkKey]linkSource
 
 	source *cloneSource
+	era    uint64 // of the stat caches, at the start
 
 	sum  sync.Mutex // guards what follows
 	res  RestoreResult
@@ -31,7 +32,7 @@ type restorer struct {
 }
 
 func newRestorer(ctx context.Context, s *Store, o RestoreOptions, root Entry) *restorer {
-	r := &restorer{workPool: newWorkPool(ctx, s.cfg.Workers), store: s, opt: o, links: make(map[linkKey]linkSource)}
+	r := &restorer{workPool: newWorkPool(ctx, s.cfg.Workers), store: s, opt: o, links: make(map[linkKey]linkSource), era: s.caches.now()}
 	r.root = &restoreDir{entry: root}
 	return r
 }

@@ -39,7 +39,7 @@ func (r *restorer) seed(fd int, now stamp) {
 	root.id = statIDOf(&st)
 	root.age(now)
 	root.racy = true
-	r.store.caches.keep(r.opt.CacheKey, root, true)
+	r.store.caches.keep(r.opt.CacheKey, root, true, r.era)
 }
 
 // cacheNode is the directory as the stat cache keeps it, but for the totals

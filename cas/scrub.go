@@ -37,7 +37,7 @@ func (s *Store) Scrub(ctx context.Context, o ScrubOptions) (ScrubProgress, error
 		return ScrubProgress{}, err
 	}
 	defer release()
-	c := &scrubber{ctx: ctx, store: s, opt: o, start: time.Now()}
+	c := &scrubber{ctx: ctx, store: s, opt: o, start: time.Now(), met: make(map[loc]bool)}
 	if c.opt.Progress == nil {
 		c.opt.Progress = func(ScrubProgress) {}
 	}
@@ -47,10 +47,37 @@ func (s *Store) Scrub(ctx context.Context, o ScrubOptions) (ScrubProgress, error
 			err = c.pack(seq)
 		}
 	}
+	if err == nil {
+		err = c.lost()
+	}
 	if err != nil {
 		return c.sum, fmt.Errorf("scrub: %w", err)
 	}
 	return c.sum, nil
+}
+
+// lost reports the records that no pack has.
+func (c *scrubber) lost() error {
+	c.store.maint.RLock()
+	lost, err := c.store.lostRecords()
+	c.store.maint.RUnlock()
+	lost = c.store.current(lost)
+	c.store.noteAllDamage(lost)
+	for _, e := range lost {
+		if c.met[loc{pack: e.loc.pack, off: e.loc.off}] {
+			continue
+		}
+		c.report(&Damage{e.digest, e.loc.pack, e.loc.off, lostReason})
+	}
+	return err
+}
+
+func (c *scrubber) report(d *Damage) {
+	c.met[loc{pack: d.Pack, off: d.Offset}] = true
+	c.sum.Damaged++
+	report := c.sum
+	report.Last = d
+	c.opt.Progress(report)
 }
 
 type scrubber struct {
@@ -60,6 +87,7 @@ type scrubber struct {
 	start time.Time
 	sum   ScrubProgress
 	dead  map[int64]bool
+	met   map[loc]bool // reported
 }
 
 func (c *scrubber) pack(seq uint64) error {
@@ -107,10 +135,7 @@ func (c *scrubber) damage(seq uint64, d *damage) {
 	if l, ok := c.store.index.find(digest); ok && l.pack == seq && l.off == d.off {
 		c.store.noteDamage(digest, l)
 	}
-	c.sum.Damaged++
-	report := c.sum
-	report.Last = &Damage{digest, seq, d.off, d.reason}
-	c.opt.Progress(report)
+	c.report(&Damage{digest, seq, d.off, d.reason})
 }
 
 // pacedReader reads no faster than the scrub may.

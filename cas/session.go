@@ -99,6 +99,9 @@ func (x *Session) PutRecord(ctx context.Context, kind Kind, header RecordHeader,
 	if err != nil {
 		return false, fmt.Errorf("put %s: %w", h.digest, err)
 	}
+	if kind != KindBlob {
+		x.prove(x.key(kind, h.digest))
+	}
 	return fresh, nil
 }
 

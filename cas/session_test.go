@@ -210,3 +210,71 @@ func TestReferences(t *testing.T) {
 		}
 	}
 }
+
+// TestAskingForAFileAsATree: whoever takes a file's digest for a tree's is
+// told so, and keeps no collection from working.
+func TestAskingForAFileAsATree(t *testing.T) {
+	base := t.TempDir()
+	s := openStore(t, filepath.Join(base, "store"), Config{})
+	for _, content := range []string{"just a file", "SKD\x01", "SKD\x02 of a later version"} {
+		d, err := s.PutBytes(t.Context(), []byte(content))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := s.NewSession(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := x.Complete(t.Context(), KindDirectory, d); ok || err != nil {
+			t.Errorf("a file is a complete tree: %v, %v", ok, err)
+		}
+		x.End()
+		dir := &Directory{Entries: []Entry{{Name: "sub", Type: TypeDir, Digest: d}}}
+		_, err1 := s.Restore(t.Context(), d, filepath.Join(base, "out"), RestoreOptions{UID: -1, GID: -1})
+		_, err2 := s.Commit(t.Context(), CommitRequest{Head: "h", Tree: d})
+		_, err3 := s.PutDirectory(t.Context(), dir)
+		for i, err := range []error{err1, err2, err3, s.Pin(t.Context(), "p", d)} {
+			if err == nil {
+				t.Errorf("%q: step %d took a file for a tree", content, i)
+			}
+		}
+		collect(t, s, GCOptions{NoGrace: true})
+		collect(t, s, GCOptions{NoGrace: true})
+	}
+}
+
+// TestBytesOfATreeInAFile: a file that holds what was a directory object keeps
+// these bytes from being collected, and nothing that they name. No snapshot,
+// commit, pin or directory takes them for the tree.
+func TestBytesOfATreeInAFile(t *testing.T) {
+	base := t.TempDir()
+	s := openStore(t, filepath.Join(base, "store"), Config{})
+	work, other := filepath.Join(base, "work"), filepath.Join(base, "other")
+	writeFile(t, filepath.Join(work, "sub/f"), "precious")
+	tree := snapshot(t, s, work, "key").Tree
+	raw, err := s.GetBytes(t.Context(), tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(other, "copy"), string(raw))
+	commit(t, s, "other", snapshot(t, s, other, "").Tree, "")
+	for range 4 {
+		collect(t, s, GCOptions{})
+	}
+	if has, err := s.Has(t.Context(), tree); !has || err != nil {
+		t.Fatalf("the file's bytes: %v, %v", has, err)
+	}
+	dir := &Directory{Entries: []Entry{{Name: "sub", Type: TypeDir, Digest: tree}}}
+	_, err1 := s.Commit(t.Context(), CommitRequest{Head: "work", Tree: tree})
+	_, err2 := s.PutDirectory(t.Context(), dir)
+	for i, err := range []error{err1, err2, s.Pin(t.Context(), "p", tree), s.Lease(t.Context(), "l", tree, 1)} {
+		if !errors.Is(err, ErrNotFound) {
+			t.Errorf("step %d relies on a tree that was collected: %v", i, err)
+		}
+	}
+	got := snapshot(t, s, work, "key")
+	commit(t, s, "work", got.Tree, "")
+	if rep := verify(t, s); got.Tree != tree || got.NewFiles != 1 || !rep.OK() {
+		t.Errorf("snapshot %+v\nverify %+v", got, rep)
+	}
+}

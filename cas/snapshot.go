@@ -61,13 +61,14 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 	}
 	defer unix.Close(root)
 	var res SnapshotResult
+	era := s.caches.now()
 	w, old, tree, err := s.walkTree(ctx, root, o, &res)
 	if err != nil {
 		return SnapshotResult{}, err
 	}
-	s.hit(tree.digest, roleDir) // so that it is there to be committed
+	s.made(tree.digest) // so that it is there to be committed
 	if o.CacheKey != "" && tree != old {
-		s.caches.keep(o.CacheKey, tree, true)
+		s.caches.keep(o.CacheKey, tree, true, era)
 	}
 	res.Tree, res.TreeStats = tree.digest, tree.totals.TreeStats
 	res.NewBytes, res.NewFiles = w.newBytes.Load(), w.newFiles.Load()
@@ -81,7 +82,7 @@ func (s *Store) snapshot(ctx context.Context, dir *os.File, o SnapshotOptions) (
 // when that turns out to be false. old is the tree that was of help, or nil.
 func (s *Store) walkTree(ctx context.Context, root int, o SnapshotOptions, res *SnapshotResult) (w *walker, old, tree *dirNode, err error) {
 	if o.CacheKey != "" {
-		old = s.caches.load(o.CacheKey)
+		old = s.caches.load(ctx, o.CacheKey)
 	}
 	w = newWalker(ctx, s, root, o)
 	tree, err = w.run(old)

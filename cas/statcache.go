@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -22,6 +23,7 @@ type statCaches struct {
 	byKey map[string]*cachedTree
 	nodes int64 // in all of them
 	tick  uint64
+	era   uint64 // counts dropAll: what was begun in an earlier one is not kept
 }
 
 type cachedTree struct {
@@ -57,9 +59,11 @@ func (c *statCaches) close() {
 
 // load returns the tree kept for key, or nil. A tree whose root is not in the
 // store is of no use: what it names may have been lost with the end of a pack.
-func (c *statCaches) load(key string) *dirNode {
+// Nor is one that a collection took apart, while a file with the same bytes as
+// the root keeps these.
+func (c *statCaches) load(ctx context.Context, key string) *dirNode {
 	c.mu.Lock()
-	t := c.byKey[key]
+	t, era := c.byKey[key], c.era
 	if t != nil {
 		c.tick++
 		t.used = c.tick
@@ -73,19 +77,31 @@ func (c *statCaches) load(key string) *dirNode {
 			}
 			return nil
 		}
-		c.keep(key, root, false)
+		c.keep(key, root, false, era)
 		t = &cachedTree{root: root}
 	}
-	if !c.store.hit(t.root.digest, roleDir) {
+	if !c.store.usable(ctx, t.root.digest) {
 		return nil
 	}
 	return t.root
 }
 
-// keep puts root in the place of key's tree. A dirty one is to be written.
-func (c *statCaches) keep(key string, root *dirNode, dirty bool) {
+// now returns the era for a later keep.
+func (c *statCaches) now() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.era
+}
+
+// keep puts root, which was begun in an era, in the place of key's tree. A
+// dirty one is to be written. In a later era it would keep files from being
+// read whose content could heal what is damaged.
+func (c *statCaches) keep(key string, root *dirNode, dirty bool, era uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if era != c.era {
+		return
+	}
 	if old := c.byKey[key]; old != nil {
 		c.nodes -= old.root.totals.nodes
 	}
@@ -113,6 +129,7 @@ func (c *statCaches) evictOldest() {
 // flush writes the trees that changed.
 func (c *statCaches) flush() {
 	c.mu.Lock()
+	era := c.era
 	dirty := make(map[string]*dirNode)
 	for key, t := range c.byKey {
 		if t.dirty {
@@ -125,6 +142,9 @@ func (c *statCaches) flush() {
 		if err := writeStatCache(c.path(key), c.store.format.uuid, key, root); err != nil {
 			c.store.log.Warn("stat cache not written", "key", key, "error", err)
 		}
+	}
+	if len(dirty) > 0 && c.now() != era { // dropAll may have come before a file
+		c.removeFiles()
 	}
 }
 
@@ -167,7 +187,12 @@ func (c *statCaches) dropLost() (n int) {
 func (c *statCaches) dropAll() {
 	c.mu.Lock()
 	c.byKey, c.nodes = make(map[string]*cachedTree), 0
+	c.era++
 	c.mu.Unlock()
+	c.removeFiles()
+}
+
+func (c *statCaches) removeFiles() {
 	files, _ := filepath.Glob(filepath.Join(c.store.statCacheDir(), "*"))
 	for _, path := range files {
 		_ = os.Remove(path) // should one stay, its key's files are read again later

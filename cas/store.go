@@ -119,7 +119,7 @@ func Open(ctx context.Context, dir string, cfg Config) (_ *Store, err error) {
 			err = fmt.Errorf("open store %s: %w", dir, errors.Join(err, s.release()))
 		}
 	}()
-	for _, d := range []string{dir, s.packDir(), s.indexDir(), s.statCacheDir()} {
+	for _, d := range []string{dir, s.packDir(), s.indexDir(), s.statCacheDir(), s.trashDir()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, err
 		}
@@ -152,7 +152,10 @@ func (s *Store) openPacks(ctx context.Context) error {
 	if err := s.loadRuns(); err != nil {
 		return err
 	}
-	if err := s.endSweep(); err != nil { // that a crash interrupted
+	if err := s.endSweep(); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		// What is dead is out of the index; a collection frees space and tries again.
+		s.log.Warn("a collection cannot be ended for want of space", "error", err)
+	} else if err != nil { // that a crash interrupted
 		return err
 	}
 	if seqs, err = listPacks(s.packDir()); err != nil {
@@ -298,8 +301,10 @@ func (s *Store) Sync(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	if s.writer.clean() && s.riding.Load() == 0 {
-		return nil
+	if pos, clean := s.writer.clean(); clean && s.riding.Load() == 0 {
+		if end, err := s.meta.durableEnd(pos.seq); err != nil || end >= pos.off {
+			return err
+		}
 	}
 	pos, err := s.writer.sync()
 	if err != nil {

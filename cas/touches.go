@@ -46,6 +46,7 @@ type touches struct {
 type touch struct {
 	gen   uint64
 	roles role
+	whole role // as what all that it names was there, and stays as long as the touch counts
 }
 
 type freshTouch struct {
@@ -74,10 +75,27 @@ func (t *touches) note(d Digest, r role) {
 		t.full = true
 		return
 	}
-	t.at[d] = touch{t.gen, was.roles | r}
+	t.at[d] = touch{t.gen, was.roles | r, was.whole}
 	if t.watched {
 		t.fresh = append(t.fresh, freshTouch{d, r})
 	}
+}
+
+// vouch notes that all that d names is there. d was touched before as what it
+// names things as, so that collections keep it so.
+func (t *touches) vouch(d Digest, r role) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if x, ok := t.at[d]; ok && x.roles&r != 0 {
+		x.whole |= r
+		t.at[d] = x
+	}
+}
+
+func (t *touches) vouched(d Digest, r role) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.at[d].whole&r != 0
 }
 
 // begin starts a session; the result ends it.

@@ -11,11 +11,14 @@ import (
 )
 
 const (
-	// reserveBytes are kept back so that a collection can work on a full disk.
-	reserveBytes = 4 << 20
+	// reserveBytes are kept back so that a collection can work on a full disk:
+	// its first step is to write the index run of the open pack.
+	reserveBytes = maxOpenObjects*indexEntrySize + 4<<20
 	// lowSpace is how little may be free before a collection uses the
 	// reserve, and frees at once instead of filling the trash.
 	lowSpace = 64 << 20
+	// lowInodes is the same for inodes: the reserve holds one too.
+	lowInodes = 16
 )
 
 func (s *Store) trashDir() string    { return filepath.Join(s.dir, "trash") }
@@ -63,11 +66,16 @@ func (s *Store) endSweep() error {
 	if err != nil || gone == nil {
 		return err
 	}
+	for _, run := range s.index.sealedRuns() {
+		if set := gone.in(run); set.any {
+			s.index.bury(map[*indexRun][]uint64{run: set.bits})
+		}
+	}
 	if err := s.trashPacks(slices.Collect(maps.Keys(gone.packs))); err != nil {
 		return err
 	}
 	for _, run := range s.index.sealedRuns() {
-		if err := s.thinRun(run, gone); err != nil {
+		if err := s.thinRun(run); err != nil {
 			return err
 		}
 	}
@@ -85,12 +93,10 @@ func (s *Store) endSweep() error {
 
 // thinRun writes a run anew without its dead entries, if it has any. A run of
 // which no pack is left goes.
-func (s *Store) thinRun(run *indexRun, gone *deadRecords) error {
-	set := gone.in(run)
-	if !set.any {
+func (s *Store) thinRun(run *indexRun) error {
+	if run.deadCount == 0 {
 		return nil
 	}
-	s.index.bury(map[*indexRun][]uint64{run: set.bits})
 	if err := s.cfg.faults.at("thin index run"); err != nil {
 		return err
 	}
@@ -144,7 +150,7 @@ func (m *metaDB) sweeping() (gone *deadRecords, err error) {
 // useReserve gives the reserve back to the disk if there is little space, and
 // reports whether there is.
 func (s *Store) useReserve() bool {
-	if s.free() >= lowSpace {
+	if !s.isLow() {
 		return false
 	}
 	_ = os.Remove(s.reservePath())
@@ -153,7 +159,7 @@ func (s *Store) useReserve() bool {
 
 // keepReserve sets the reserve aside again, if there is room for it.
 func (s *Store) keepReserve() {
-	if s.free() < lowSpace {
+	if s.isLow() {
 		return
 	}
 	f, err := os.OpenFile(s.reservePath(), os.O_RDWR|os.O_CREATE, 0o600)
@@ -169,11 +175,11 @@ func (s *Store) keepReserve() {
 	}
 }
 
-// free is what the disk has left for us, in bytes.
-func (s *Store) free() int64 {
+// isLow reports whether the disk has little left for us.
+func (s *Store) isLow() bool {
 	var fs unix.Statfs_t
 	if unix.Statfs(s.dir, &fs) != nil {
-		return lowSpace
+		return false
 	}
-	return int64(fs.Bavail) * fs.Bsize
+	return int64(fs.Bavail)*fs.Bsize < lowSpace || fs.Files > 0 && fs.Ffree < lowInodes // some count no inodes
 }

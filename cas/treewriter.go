@@ -200,6 +200,9 @@ func (t *TreeWriter) Finish() (Digest, TreeStats, error) {
 	var stats TreeStats
 	t.group(t.root, "")
 	d, err := t.build(t.root, true, &stats)
+	if err == nil {
+		t.store.made(d)
+	}
 	return d, stats, err
 }
 

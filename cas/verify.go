@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 )
 
@@ -75,6 +76,9 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, erro
 	}
 	if err := v.records(); err != nil {
 		return v.report, fmt.Errorf("verify records: %w", err)
+	}
+	if err := v.lost(); err != nil {
+		return v.report, fmt.Errorf("verify packs: %w", err)
 	}
 	if o.Reachable && v.report.Meta == "" {
 		if err := v.heads(); err != nil {
@@ -150,13 +154,36 @@ func (v *verifier) records() error {
 
 func (v *verifier) packHeader(seq uint64, sc *packScanner) error {
 	b := make([]byte, packHeaderSize)
-	if _, err := sc.r.ReadAt(b, 0); err != nil {
+	n, err := sc.r.ReadAt(b, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	if _, err := parsePackHeader(b); err != nil {
+	if _, err := parsePackHeader(b[:n]); err != nil {
 		v.damaged(Digest{}, seq, 0, err.Error())
 	}
 	return nil
+}
+
+// lost reports the records that were not met, since their packs end before
+// them or are gone.
+func (v *verifier) lost() error {
+	lost, err := v.store.lostRecords()
+	var bad *CorruptError
+	if errors.As(err, &bad) {
+		return nil // the index runs are reported already
+	}
+	met := make(map[loc]bool)
+	for _, d := range v.report.Damaged {
+		met[loc{pack: d.Pack, off: d.Offset}] = true
+	}
+	for _, e := range lost {
+		v.bad[e.digest] = lostReason
+		if !met[loc{pack: e.loc.pack, off: e.loc.off}] {
+			v.report.Damaged = append(v.report.Damaged, Damage{e.digest, e.loc.pack, e.loc.off, lostReason})
+		}
+	}
+	v.store.noteAllDamage(v.store.current(lost))
+	return err
 }
 
 func (v *verifier) record(seq uint64, rec scanned) {

@@ -2,6 +2,7 @@ package cas
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,7 @@ type walker struct {
 	opt   SnapshotOptions
 	tree  *dirTree
 	dev   uint64 // of the root's file system
+	self  inode  // the store's own directory
 
 	clock    func() stamp
 	entries  atomic.Int64
@@ -44,6 +46,13 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 		return nil, fmt.Errorf("stat root: %w", err)
 	}
 	w.dev = st.Dev
+	var self unix.Stat_t
+	if err := unix.Stat(w.store.dir, &self); err != nil {
+		return nil, fmt.Errorf("stat store: %w", err)
+	}
+	if w.self = (inode{self.Dev, self.Ino}); w.self == (inode{st.Dev, st.Ino}) {
+		return nil, fmt.Errorf("the directory is the store itself: %w", ErrInvalid)
+	}
 	w.recheck.start(old, w.opt, w.store.cfg.recheckEvery)
 	w.xattrRoom.Store(maxTreeXattrBytes)
 	if old != nil {
@@ -55,6 +64,11 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 	}
 	if root.skip != 0 {
 		return nil, fmt.Errorf("root: %s", root.skip)
+	}
+	// A directory that was deleted, as by a restore that took its place, lists
+	// as an empty one.
+	if err := unix.Fstat(w.tree.root, &st); err != nil || root.gone || st.Nlink == 0 {
+		return nil, errors.Join(fmt.Errorf("root was deleted; open the directory again: %w", ErrNotFound), err)
 	}
 	w.assignLinkGroups(root)
 	return w.finish(root)

@@ -223,6 +223,9 @@ func (p *puller) spoiled(ref cas.Ref, cause error) error {
 
 // keep makes the tree durable and gives it its names.
 func (p *puller) keep(ctx context.Context, root cas.Digest) error {
+	if _, err := p.session.Complete(ctx, cas.KindDirectory, root); err != nil { // known by now, which spares the pin from looking
+		return err
+	}
 	var errs []error
 	if p.opt.Pin != "" {
 		errs = append(errs, p.store.Pin(ctx, p.opt.Pin, root))

@@ -44,6 +44,9 @@ func casCommand() *cobra.Command {
 // withStore opens the store, runs fn and closes the store. Only a command that
 // writes may make a new one.
 func (f *casFlags) withStore(ctx context.Context, create bool, fn func(*cas.Store) error) (err error) {
+	if f.store == "" {
+		return errors.New("--store is empty: give the store's directory")
+	}
 	if !create {
 		if _, err := os.Stat(filepath.Join(f.store, "format")); errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("%s holds no store; make one with: runnerd cas snapshot DIR --store %s", f.store, f.store)
