@@ -41,7 +41,10 @@ func (w *Workspace) Restore(ctx context.Context, snapshot, p string) (Committed,
 }
 
 func (w *Workspace) restoreAll(ctx context.Context, tree cas.Digest) error {
-	_, err := w.manager.store.Restore(ctx, tree, w.Tree(), cas.RestoreOptions{UID: w.UID, GID: w.GID, CacheKey: w.ID, Replace: true})
+	res, err := w.manager.store.Restore(ctx, tree, w.Tree(), cas.RestoreOptions{UID: w.UID, GID: w.GID, CacheKey: w.ID, Replace: true})
+	if res.NotRemoved != nil { // the next start does
+		w.manager.log.Warn("files before a restore not removed", "workspace", w.ID, "err", res.NotRemoved)
+	}
 	return err
 }
 
