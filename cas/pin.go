@@ -34,6 +34,7 @@ func (s *Store) hold(ctx context.Context, bucket []byte, name string, tree Diges
 	}
 	defer release()
 	defer s.session()()
+	var pos position
 	switch {
 	case name == "" || len(name) > maxHeadName:
 		err = fmt.Errorf("name of %d bytes, want 1 to %d: %w", len(name), maxHeadName, ErrInvalid)
@@ -41,11 +42,11 @@ func (s *Store) hold(ctx context.Context, bucket []byte, name string, tree Diges
 		err = fmt.Errorf("tree %s: %w", tree, ErrNotFound)
 	default:
 		if _, err = s.readDir(tree); err == nil {
-			_, err = s.writer.sync()
+			pos, err = s.writer.sync()
 		}
 	}
 	if err == nil {
-		err = s.meta.update(func(tx *metaTx) error { return tx.put(bucket, []byte(name), value) })
+		err = s.meta.update(func(tx *metaTx) error { return errors.Join(s.settle(tx, pos), tx.put(bucket, []byte(name), value)) })
 	}
 	if err != nil {
 		return fmt.Errorf("keep in %s as %q: %w", bucket, name, err)
