@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -128,4 +129,17 @@ func TestDamagedCatalogIsACacheWithLess(t *testing.T) {
 	}
 	b.batch(t, blobs...)
 	must(t, b.svc.blobs.flush(t.Context()))
+}
+
+// Without a token nothing of a message is taken in: one that is too large is
+// not even noticed.
+func TestTokenComesBeforeTheBody(t *testing.T) {
+	b := newBed(t, Config{})
+	req := &repb.BatchUpdateBlobsRequest{Requests: []*repb.BatchUpdateBlobsRequest_Request{{Data: make([]byte, maxMessage+1)}}}
+	if _, err := b.cas.BatchUpdateBlobs(t.Context(), req); status.Code(err) != codes.Unauthenticated {
+		t.Fatal(err)
+	}
+	if _, err := b.cas.BatchUpdateBlobs(with(t.Context()), req); status.Code(err) != codes.ResourceExhausted {
+		t.Fatal(err)
+	}
 }
