@@ -28,7 +28,9 @@ func (w *Workspace) Restore(ctx context.Context, snapshot, p string) (Committed,
 	}
 	source := "restore:" + v.Digest()
 	if p == "" {
-		err = w.restoreAll(ctx, v.Tree)
+		if err = w.roomForAll(ctx, v.Tree); err == nil {
+			err = w.restoreAll(ctx, v.Tree)
+		}
 	} else {
 		source += " " + p
 		err = w.restorePath(ctx, v, p)
@@ -59,6 +61,9 @@ func (w *Workspace) restorePath(ctx context.Context, v *View, asked string) erro
 	}
 	if p == "" {
 		return problem.Invalid("path", "leave it empty to restore everything", "%q is the workspace itself", asked)
+	}
+	if err := w.roomForPath(ctx, v.Tree, p); err != nil {
+		return err
 	}
 	stage, err := os.MkdirTemp(w.dir+"/tmp", "restore-*")
 	if err != nil {
