@@ -45,9 +45,7 @@ func (s *Store) hold(ctx context.Context, bucket []byte, name string, tree Diges
 		}
 	}
 	if err == nil {
-		err = s.meta.update(func(tx *metaTx) error {
-			return errors.Join(markDurable(tx, pos), tx.put(bucket, []byte(name), value))
-		})
+		err = s.meta.update(func(tx *metaTx) error { return errors.Join(s.settle(tx, pos), tx.put(bucket, []byte(name), value)) })
 	}
 	if err != nil {
 		return fmt.Errorf("keep in %s as %q: %w", bucket, name, err)

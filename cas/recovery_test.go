@@ -305,3 +305,41 @@ func TestDurableEndCoversWhatIsKept(t *testing.T) {
 		})
 	}
 }
+
+// A pin makes durable what lies before it, as a commit does: damage to one
+// object is then no unfinished end, at which the pack is cut.
+func TestDamageBeforeAPinCostsOneObject(t *testing.T) {
+	for name, keep := range map[string]func(*Store, Digest) error{
+		"pin":   func(s *Store, tree Digest) error { return s.Pin(t.Context(), "p", tree) },
+		"lease": func(s *Store, tree Digest) error { return s.Lease(t.Context(), "p", tree, 9) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, work := t.TempDir(), t.TempDir()
+			writeFile(t, filepath.Join(work, "a"), "the first object of the pack")
+			writeFile(t, filepath.Join(work, "b"), "the second one")
+			s := openStore(t, dir, Config{Workers: 1})
+			tree := snapshot(t, s, work, "").Tree
+			must(t, keep(s, tree))
+			must(t, s.Close())
+			pack := filepath.Join(dir, "packs", packName(1))
+			content, err := os.ReadFile(pack)
+			must(t, err)
+			content[packHeaderSize+recordHeaderSize] ^= 1
+			must(t, os.WriteFile(pack, content, 0o600))
+			s = openStore(t, dir, Config{})
+			readable := 0
+			for _, file := range []string{"a", "b"} {
+				x, err := s.Lookup(t.Context(), tree, file)
+				if err != nil {
+					t.Fatalf("the tree is lost: %v", err)
+				}
+				if _, err := s.GetBytes(t.Context(), x.Digest); err == nil {
+					readable++
+				}
+			}
+			if readable != 1 {
+				t.Fatalf("%d of 2 files are readable", readable)
+			}
+		})
+	}
+}

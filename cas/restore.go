@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"os"
 	"path"
@@ -48,6 +47,9 @@ type RestoreResult struct {
 	// some or all of them.
 	NoXattrs      []string
 	NoXattrsTotal int64
+	// NotRemoved is why what dest held before is still there, beside dest, where
+	// EndRestores finds it; nil when it is gone.
+	NotRemoved error
 }
 
 // Restore makes dest hold exactly the tree. Everything is written beside it
@@ -127,12 +129,11 @@ func vacant(dest string, replace bool) error {
 }
 
 // swap puts temp in the place of dest, durably. What dest held lies at temp
-// afterwards and is removed; failing to do so is an error, but dest is the
-// new tree by then.
-func (o *RestoreOptions) swap(temp, dest string) error {
+// then: replaced says that there was something.
+func (o *RestoreOptions) swap(temp, dest string) (replaced bool, err error) {
 	// rename(2) itself, because os.Rename refuses an empty directory.
-	err := unix.Rename(temp, dest)
-	replaced := o.Replace && (errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST))
+	err = unix.Rename(temp, dest)
+	replaced = o.Replace && (errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST))
 	if replaced {
 		err = exchange(temp, dest)
 	}
@@ -142,10 +143,7 @@ func (o *RestoreOptions) swap(temp, dest string) error {
 	if err == nil {
 		err = syncDir(filepath.Dir(dest))
 	}
-	if err == nil && replaced {
-		err = RemoveTree(temp)
-	}
-	return err
+	return replaced, err
 }
 
 // exchange swaps two directories. Where the file system cannot do it in one
@@ -164,21 +162,6 @@ func exchange(temp, dest string) error {
 		return errors.Join(err, unix.Rename(aside, dest))
 	}
 	return unix.Rename(aside, temp)
-}
-
-// RemoveTree removes a directory of which no one else makes use, also where
-// modes below it would keep an ordinary user out.
-func RemoveTree(dir string) error {
-	if os.RemoveAll(dir) == nil {
-		return nil
-	}
-	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if d != nil && d.IsDir() {
-			_ = os.Chmod(path, 0o700)
-		}
-		return nil
-	})
-	return os.RemoveAll(dir)
 }
 
 // EndRestores removes what restores to dest left beside it when they were

@@ -70,8 +70,12 @@ func (r *restorer) run(temp, dest string) error {
 		return fmt.Errorf("sync: %w", err)
 	}
 	now := r.settledClock(fd)
-	if err := r.opt.swap(temp, dest); err != nil {
+	replaced, err := r.opt.swap(temp, dest)
+	if err != nil {
 		return err
+	}
+	if replaced { // dest is the new tree by now, whatever becomes of the old one
+		r.res.NotRemoved = RemoveTree(temp)
 	}
 	slices.Sort(r.res.NoXattrs)
 	slices.SortFunc(r.res.Skipped, func(a, b Skipped) int { return strings.Compare(a.Path, b.Path) })

@@ -278,3 +278,23 @@ func TestBytesOfATreeInAFile(t *testing.T) {
 		t.Errorf("snapshot %+v\nverify %+v", got, rep)
 	}
 }
+
+// The number of the open pack is 0 until a store has its first one.
+func TestSessionOfANewStoreKeepsWhatItPuts(t *testing.T) {
+	s := openStore(t, t.TempDir(), Config{})
+	session, err := s.NewSession(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.End()
+	d, err := s.PutBytes(t.Context(), []byte("put in a session"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 4 {
+		collect(t, s, GCOptions{})
+		if ok, err := s.Has(t.Context(), d); err != nil || !ok {
+			t.Fatalf("collection %d of a store: it has what a session put: %v, %v", n+1, ok, err)
+		}
+	}
+}

@@ -55,7 +55,7 @@ type freshTouch struct {
 }
 
 // session is a snapshot, commit or restore in progress. What it writes lies
-// in pack first or later.
+// in pack first or later, which is never 0.
 type session struct {
 	gen   uint64
 	first uint64
@@ -102,7 +102,7 @@ func (t *touches) vouched(d Digest, r role) bool {
 func (t *touches) begin(pack uint64) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := &session{gen: t.gen, first: pack}
+	s := &session{gen: t.gen, first: max(1, pack)} // a new store has no pack yet
 	t.sessions[s] = struct{}{}
 	return func() {
 		t.mu.Lock()

@@ -34,6 +34,7 @@ type treeNode struct {
 	file   *treeFile            // of a file, else nil
 	target string               // of a symlink
 	layer  int                  // that set it last
+	swept  int                  // last layer whose whiteouts went through all below it
 }
 
 // TreeMeta is what a TreeWriter keeps of a file or directory beside its content.
@@ -185,7 +186,12 @@ func (t *TreeWriter) Clear(p string) error {
 }
 
 // clear drops what earlier layers set below n, and reports whether n may go too.
+// Once a layer is enough: what comes into n from then on is of this layer.
 func (t *TreeWriter) clear(n *treeNode) bool {
+	if n.swept == t.layer && t.layer > 0 {
+		return n.layer < t.layer && len(n.kids) == 0
+	}
+	n.swept = t.layer
 	for name, kid := range n.kids {
 		if t.clear(kid) {
 			t.drop(n, name)

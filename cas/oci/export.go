@@ -18,6 +18,7 @@ import (
 	specs "github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	layout "oras.land/oras-go/v2/content/oci"
+	"oras.land/oras-go/v2/errdef"
 
 	"skerry.internal/cas"
 )
@@ -62,10 +63,14 @@ func export(ctx context.Context, store *cas.Store, tree cas.Digest, dir string, 
 	if err := o.complete(); err != nil {
 		return out, err
 	}
+	if err := makeLayout(dir); err != nil {
+		return out, err
+	}
 	target, err := layout.NewWithContext(ctx, dir)
 	if err != nil {
 		return out, err
 	}
+	target.AutoSaveIndex = false
 	if out.Layer, out.DiffID, err = pushLayer(ctx, store, tree, dir, target, o); err != nil {
 		return out, err
 	}
@@ -78,10 +83,7 @@ func export(ctx context.Context, store *cas.Store, tree cas.Digest, dir string, 
 	if out.Manifest, err = pushJSON(ctx, target, v1.MediaTypeImageManifest, m); err != nil {
 		return out, err
 	}
-	if err := target.Tag(ctx, out.Manifest, o.Tag); err != nil {
-		return out, err
-	}
-	return out, syncLayout(dir)
+	return out, enter(dir, out.Manifest, o.Tag)
 }
 
 func (o *ExportOptions) complete() error {
@@ -190,5 +192,9 @@ func push(ctx context.Context, target *layout.Store, desc v1.Descriptor, r io.Re
 	if err != nil || there {
 		return err
 	}
-	return target.Push(ctx, desc, r)
+	err = target.Push(ctx, desc, r)
+	if errors.Is(err, errdef.ErrAlreadyExists) { // another export was faster
+		return nil
+	}
+	return err
 }

@@ -87,7 +87,7 @@ func importImage(ctx context.Context, store *cas.Store, dir string, o ImportOpti
 		return res, err
 	}
 	defer tree.Close()
-	in := &importer{tree: tree, res: &res, left: orDefault(o.MaxBytes, defaultMaxBytes), most: orDefault(o.MaxBytes, defaultMaxBytes)}
+	in := &importer{ctx: ctx, tree: tree, res: &res, left: orDefault(o.MaxBytes, defaultMaxBytes), most: orDefault(o.MaxBytes, defaultMaxBytes)}
 	for i, layer := range manifest.Layers {
 		tree.NextLayer()
 		if err := in.layer(src, layer, config.RootFS.DiffIDs[i]); err != nil {
@@ -109,6 +109,7 @@ func orDefault(n, otherwise int64) int64 {
 }
 
 type importer struct {
+	ctx        context.Context //nolint:containedctx // lives as long as the call
 	tree       *cas.TreeWriter
 	res        *Imported
 	left, most int64 // bytes of uncompressed layers
@@ -144,7 +145,8 @@ func (in *importer) layer(src source, desc v1.Descriptor, diffID digest.Digest) 
 	return blob.verify()
 }
 
-// bounded stops a layer that unpacks to more than is allowed.
+// bounded stops a layer that unpacks to more than is allowed, and one that is
+// still being read when the caller has gone.
 type bounded struct {
 	in *importer
 	r  io.Reader
@@ -152,6 +154,9 @@ type bounded struct {
 
 // Read implements io.Reader.
 func (b *bounded) Read(p []byte) (int, error) {
+	if err := b.in.ctx.Err(); err != nil {
+		return 0, err
+	}
 	n, err := b.r.Read(p)
 	if b.in.left -= int64(n); b.in.left < 0 {
 		return 0, &cas.LimitError{What: "bytes in an image", Limit: b.in.most}
@@ -204,7 +209,7 @@ func (in *importer) entry(h *tar.Header, content io.Reader) error {
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return in.tree.Dir(h.Name, in.meta(h))
-	case tar.TypeReg:
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		// A sparse entry is longer than what the archive has of it.
 		if in.files += h.Size; in.files > in.most || in.files < 0 {
 			return &cas.LimitError{What: "bytes in an image", Limit: in.most}
@@ -216,12 +221,18 @@ func (in *importer) entry(h *tar.Header, content io.Reader) error {
 		return in.tree.Link(h.Name, h.Linkname)
 	case tar.TypeXGlobalHeader:
 		return nil
+	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+		in.skip(h.Name)
+		return nil
 	}
+	return fmt.Errorf("%.200q: entry of type %q: %w", h.Name, h.Typeflag, ErrUnsupported)
+}
+
+func (in *importer) skip(name string) {
 	in.res.SkippedTotal++
 	if len(in.res.Skipped) < maxSkipped {
-		in.res.Skipped = append(in.res.Skipped, h.Name)
+		in.res.Skipped = append(in.res.Skipped, name)
 	}
-	return nil
 }
 
 func (in *importer) white(p, name string) error {

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -239,8 +240,9 @@ func TestBadObjectsAreAskedForAgain(t *testing.T) {
 func TestOrderOfAnswersDoesNotMatter(t *testing.T) {
 	from, to := openStore(t), openStore(t)
 	root := snapshot(t, from, sampleTree(t), "ws")
-	r := rand.New(rand.NewPCG(1, 2))
+	var calls atomic.Uint64
 	src := &liar{func(ctx context.Context, b Batch, send func(Slice) error) error {
+		r := rand.New(rand.NewPCG(1, calls.Add(1)))
 		var all [][]byte
 		var digests []cas.Digest
 		_ = b.each(func(w wanted) error { digests = append(digests, w.digest); return nil })

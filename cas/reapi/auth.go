@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 )
 
 // minToken is the fewest bytes of a token: other users of the host can try.
@@ -42,8 +43,7 @@ func ReadToken(file string) (Token, error) {
 	return Token{sha256.Sum256([]byte(text))}, nil
 }
 
-func (t Token) check(ctx context.Context) error {
-	md, _ := metadata.FromIncomingContext(ctx)
+func (t Token) check(md metadata.MD) error {
 	for _, value := range md.Get("authorization") {
 		scheme, token, _ := strings.Cut(value, " ")
 		hash := sha256.Sum256([]byte(strings.TrimSpace(token)))
@@ -60,18 +60,7 @@ func (t Token) ServerOptions() ([]grpc.ServerOption, error) {
 	if t == (Token{}) {
 		return nil, errors.New("reapi: no token")
 	}
-	unary := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		if err := t.check(ctx); err != nil {
-			return nil, err
-		}
-		return next(ctx, req)
-	}
-	stream := func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-		if err := t.check(ss.Context()); err != nil {
-			return err
-		}
-		return next(srv, ss)
-	}
-	return []grpc.ServerOption{grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream),
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(256)}, nil
+	// Before anything of the call's body is read.
+	tapped := func(ctx context.Context, info *tap.Info) (context.Context, error) { return ctx, t.check(info.Header) }
+	return []grpc.ServerOption{grpc.InTapHandle(tapped), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(256)}, nil
 }

@@ -156,9 +156,18 @@ func (s *Service) read(ctx context.Context, want *repb.Digest) ([]byte, error) {
 	}
 	content := make([]byte, f.Size())
 	if _, err := io.ReadFull(f, content); err != nil {
-		return nil, err
+		return nil, s.lost(want, err)
 	}
 	return content, f.Close()
+}
+
+// lost takes a blob out of the cache when reading it shows that it is damaged,
+// so that it is missing until somebody puts it again. It gives the error back.
+func (s *Service) lost(blob *repb.Digest, err error) error {
+	if d, _, bad := parseDigest(blob); unreadable(err) && bad == nil {
+		s.blobs.forget(d)
+	}
+	return err
 }
 
 // open opens a blob for reading.
@@ -174,7 +183,8 @@ func (s *Service) open(ctx context.Context, want *repb.Digest) (*cas.File, error
 	if !ok {
 		x = cas.Entry{Type: cas.TypeFile, Digest: d}
 	}
-	return s.store.OpenFile(ctx, x)
+	f, err := s.store.OpenFile(ctx, x)
+	return f, s.lost(want, err)
 }
 
 // fail maps an error to the wire and logs what is nobody's mistake.

@@ -39,7 +39,7 @@ func (s *Service) Read(req *bspb.ReadRequest, out bspb.ByteStream_ReadServer) er
 	for left > 0 {
 		n, err := io.ReadFull(section, buf[:min(int64(len(buf)), left)])
 		if err != nil {
-			return s.fail(err)
+			return s.fail(s.lost(want, err))
 		}
 		if err := out.Send(&bspb.ReadResponse{Data: buf[:n]}); err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"sync"
@@ -149,8 +150,8 @@ func (c *catalog) evict() {
 	}
 }
 
-// load reads what the last flush left.
-func (c *catalog) load(ctx context.Context) error {
+// load reads what the last flush left. It is a cache: what is damaged is missing.
+func (c *catalog) load(ctx context.Context, log *slog.Logger) error {
 	tree, err := c.store.PinnedTree(ctx, pinName)
 	if errors.Is(err, cas.ErrNotFound) {
 		return nil
@@ -159,6 +160,10 @@ func (c *catalog) load(ctx context.Context) error {
 		return err
 	}
 	root, err := c.store.ReadDir(ctx, tree)
+	if unreadable(err) {
+		log.Error("remote cache begins empty", "err", err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -168,11 +173,16 @@ func (c *catalog) load(ctx context.Context) error {
 		if err != nil || x.Type != cas.TypeDir {
 			return fmt.Errorf("pin %q: entry %q: %w", pinName, x.Name, cas.ErrCorrupt)
 		}
+		s := &c.shards[i]
 		dir, err := c.store.ReadDir(ctx, x.Digest)
+		if unreadable(err) {
+			log.Error("part of the remote cache is lost", "err", err)
+			s.dirty = true
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		s := &c.shards[i]
 		s.dir = x.Digest
 		for _, f := range dir.Entries {
 			s.blobs[f.Digest] = &blob{size: f.Size, chunks: f.Chunks, used: f.MTime.Unix()}
@@ -181,6 +191,11 @@ func (c *catalog) load(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// unreadable says of an error that the object is not there or damaged.
+func unreadable(err error) bool {
+	return errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt)
 }
 
 // flush stores the tree durably and pins it. Then the pin keeps what sessions
@@ -198,7 +213,7 @@ func (c *catalog) flush(ctx context.Context) error {
 	for i := range c.shards {
 		dir, err := c.flushShard(ctx, i)
 		if err != nil {
-			c.giveBack(held)
+			c.undo(held)
 			return err
 		}
 		if !dir.IsZero() {
@@ -206,7 +221,7 @@ func (c *catalog) flush(ctx context.Context) error {
 		}
 	}
 	if err := c.pin(ctx, root); err != nil {
-		c.giveBack(held)
+		c.undo(held)
 		return err
 	}
 	for _, s := range held {
@@ -223,10 +238,15 @@ func (c *catalog) take() []*cas.Session {
 	return held
 }
 
-func (c *catalog) giveBack(held []*cas.Session) {
+// undo makes the next flush store everything anew: of the directories that this
+// one stored or relied on, some may be collected by then, or be damaged.
+func (c *catalog) undo(held []*cas.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held = append(c.held, held...)
+	for i := range c.shards {
+		c.shards[i].dirty = true
+	}
 }
 
 func (c *catalog) pin(ctx context.Context, root *cas.Directory) error {
@@ -256,19 +276,12 @@ func (c *catalog) flushShard(ctx context.Context, i int) (cas.Digest, error) {
 				c.forgetMissing(ctx, dir)
 				continue
 			} else if err != nil {
-				c.markDirty(i)
 				return cas.Digest{}, err
 			}
 		}
 		c.shards[i].dir = d // flush alone uses it
 		return d, nil
 	}
-}
-
-func (c *catalog) markDirty(i int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.shards[i].dirty = true
 }
 
 func (c *catalog) snapshot(i int) (*cas.Directory, bool) {

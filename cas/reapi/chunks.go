@@ -66,7 +66,7 @@ func (s *Service) split(ctx context.Context, instance string, function repb.Dige
 	out, parts, err := s.parts(ctx, session, x)
 	if err != nil {
 		session.End()
-		return nil, err
+		return nil, s.lost(want, err)
 	}
 	s.blobs.add(session, parts...)
 	return out, nil
@@ -169,6 +169,7 @@ type joined struct {
 	s    *Service
 	left []*repb.Digest
 	now  *cas.File
+	of   *repb.Digest // that now reads
 }
 
 // Read implements io.Reader.
@@ -179,7 +180,8 @@ func (j *joined) Read(p []byte) (int, error) {
 				return 0, io.EOF
 			}
 			var err error
-			if j.now, err = j.s.open(j.ctx, j.left[0]); err != nil {
+			j.of = j.left[0]
+			if j.now, err = j.s.open(j.ctx, j.of); err != nil {
 				return 0, err
 			}
 			j.left = j.left[1:]
@@ -189,6 +191,7 @@ func (j *joined) Read(p []byte) (int, error) {
 			err = j.now.Close()
 			j.now = nil
 		}
+		err = j.s.lost(j.of, err)
 		if n > 0 || err != nil {
 			return n, err
 		}

@@ -28,7 +28,7 @@ type Config struct {
 	// MaxBytes and MaxBlobs bound what is kept; over them the least recently used
 	// blobs go. 0: 64 GiB and 1 million.
 	MaxBytes, MaxBlobs int64
-	// MaxBlobBytes bounds one blob; 0: 16 GiB.
+	// MaxBlobBytes bounds one blob; 0: 16 GiB. It is at most 90 % of MaxBytes.
 	MaxBlobBytes int64
 	// FlushEvery is how often what was put is made durable and kept from
 	// collections; 0: 10 s. A crash may lose what came after the last time:
@@ -47,6 +47,7 @@ func (c Config) withDefaults() Config {
 	orDefault(&c.MaxBytes, 64<<30)
 	orDefault(&c.MaxBlobs, 1_000_000)
 	orDefault(&c.MaxBlobBytes, 16<<30)
+	c.MaxBlobBytes = min(c.MaxBlobBytes, c.MaxBytes-c.MaxBytes/10) // what an eviction leaves: a larger one would push itself out
 	if c.FlushEvery <= 0 {
 		c.FlushEvery = 10 * time.Second
 	}
@@ -83,7 +84,7 @@ type Service struct {
 func New(ctx context.Context, store *cas.Store, cfg Config, log *slog.Logger) (*Service, error) {
 	cfg = cfg.withDefaults()
 	s := &Service{store: store, cfg: cfg, log: log, blobs: newCatalog(store, cfg, time.Now), stop: make(chan struct{})}
-	if err := s.blobs.load(ctx); err != nil {
+	if err := s.blobs.load(ctx, log); err != nil {
 		return nil, fmt.Errorf("reapi: %w", err)
 	}
 	s.done.Go(s.flushLoop)

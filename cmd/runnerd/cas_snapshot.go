@@ -182,7 +182,7 @@ func casRestore(f *casFlags) *cobra.Command {
 				}
 				res, err := s.Restore(cmd.Context(), tree, args[1], o)
 				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.ClonedBytes, res.SkippedTotal, res.NoXattrsTotal, 0}
-				return err
+				return errors.Join(err, res.NotRemoved)
 			})
 			if err != nil {
 				return err

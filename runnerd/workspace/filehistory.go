@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -12,8 +13,13 @@ import (
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
-// mostCommits bounds the commits that one call of FileHistory looks at.
-const mostCommits = 2000
+// mostCommits bounds the commits that one call of FileHistory looks at, and
+// mostTime how long it looks for more: directories may be huge. The page token
+// says where to go on.
+const (
+	mostCommits = 2000
+	mostTime    = 5 * time.Second
+)
 
 // Words of FileRevision.change.
 const (
@@ -47,7 +53,11 @@ func (w *Workspace) FileHistory(ctx context.Context, asked, pageToken string, li
 		at = c.Digest
 	}
 	h := fileHistory{w: w, path: p}
+	began := time.Now()
 	for looked := 0; !at.IsZero() && looked < mostCommits && len(found) < limit; looked++ {
+		if looked > 0 && time.Since(began) > mostTime {
+			break
+		}
 		rev, parent, err := h.step(ctx, at)
 		if err != nil {
 			return nil, "", err
@@ -96,6 +106,9 @@ func (h *fileHistory) lookup(ctx context.Context, tree cas.Digest) (*cas.Entry, 
 // the commit before; the zero digest when there is none or it is not kept.
 func (h *fileHistory) step(ctx context.Context, at cas.Digest) (*skerryv1.FileRevision, cas.Digest, error) {
 	c, err := h.w.manager.store.ReadCommit(ctx, at)
+	if errors.Is(err, cas.ErrNotFound) { // collected since the step before
+		return nil, cas.Digest{}, nil
+	}
 	if err != nil {
 		return nil, cas.Digest{}, err
 	}
@@ -103,16 +116,19 @@ func (h *fileHistory) step(ctx context.Context, at cas.Digest) (*skerryv1.FileRe
 	if err != nil {
 		return nil, cas.Digest{}, err
 	}
-	change, parent := "", c.Parent
-	var before *cas.Entry
+	before, err := h.lookup(ctx, c.ParentTree)
+	if err != nil {
+		return nil, cas.Digest{}, err
+	}
+	change, parent := changeOf(before, now), c.Parent
+	// What was looked up was there only if the commits still are.
+	if kept, err := h.kept(ctx, at); err != nil || !kept {
+		return nil, cas.Digest{}, err
+	}
 	if kept, err := h.kept(ctx, c.Parent); err != nil {
 		return nil, cas.Digest{}, err
 	} else if !kept {
-		change, parent = fileKept, cas.Digest{}
-	} else if before, err = h.lookup(ctx, c.ParentTree); err != nil {
-		return nil, cas.Digest{}, err
-	} else {
-		change = changeOf(before, now)
+		change, parent, before = fileKept, cas.Digest{}, nil
 	}
 	if change == "" || (change == fileKept && now == nil) {
 		return nil, parent, nil

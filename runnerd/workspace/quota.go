@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
@@ -56,29 +57,116 @@ func (q Quota) usage(s cas.TreeStats) *skerryv1.WorkspaceUsage {
 // the workspace over a quota and larger than it is. The caller holds the lane,
 // so that the directory is as the head has it.
 func (w *Workspace) room(ctx context.Context, p string, size int64, appends bool) error {
-	q := w.manager.cfg.Quota
-	w.mu.Lock()
-	now := w.last.Stats
-	tree := w.head.Tree
-	w.mu.Unlock()
+	now, tree := w.usage()
 	next := now
 	next.Bytes += size
 	next.Files++
-	if !tree.IsZero() {
-		old, err := w.manager.store.Lookup(ctx, tree, p)
-		switch {
-		case err == nil && old.Type == cas.TypeFile:
-			next.Files--
-			if !appends {
-				next.Bytes -= old.Size
-			}
-		case err != nil && !errors.Is(err, cas.ErrNotFound) && !errors.Is(err, cas.ErrNotDir):
-			return err
+	old, missing, err := w.lookup(ctx, tree, p)
+	if err != nil {
+		return err
+	}
+	next.Dirs += missing
+	if old != nil && old.Type == cas.TypeFile {
+		next.Files--
+		if !appends {
+			next.Bytes -= old.Size
 		}
 	}
-	o := q.over(next)
-	if o == nil || (next.Bytes <= now.Bytes && next.Files <= now.Files) {
+	return w.grow("content", now, next)
+}
+
+// roomForPath refuses to put the path p of the snapshot in, likewise.
+func (w *Workspace) roomForPath(ctx context.Context, snapshot cas.Digest, p string) error {
+	now, tree := w.usage()
+	if q := w.manager.cfg.Quota; q.Bytes <= 0 && q.Entries <= 0 {
 		return nil
 	}
-	return problem.Limit("content", fmt.Sprintf("%d (limits.%s): the workspace would hold %d", o.Most, o.Limit, o.Have), "remove files first, or ask the operator for a larger quota")
+	next := now
+	old, missing, err := w.lookup(ctx, tree, p)
+	if err == nil && old != nil {
+		err = w.count(ctx, tree, p, *old, &next, -1)
+	}
+	if err != nil {
+		return err
+	}
+	next.Dirs += missing
+	put, err := w.manager.store.Lookup(ctx, snapshot, p)
+	if err == nil {
+		err = w.count(ctx, snapshot, p, put, &next, 1)
+	}
+	if err != nil {
+		return storeError("path", err)
+	}
+	return w.grow("path", now, next)
+}
+
+// roomForAll refuses to make the workspace what a snapshot of it is, likewise.
+func (w *Workspace) roomForAll(ctx context.Context, snapshot cas.Digest) error {
+	now, _ := w.usage()
+	c, err := w.CommitOf(ctx, snapshot)
+	if err != nil {
+		return err
+	}
+	return w.grow("snapshot", now, c.Stats)
+}
+
+// usage is what the head holds.
+func (w *Workspace) usage() (cas.TreeStats, cas.Digest) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last.Stats, w.head.Tree
+}
+
+// lookup gives what the tree has at p, nil for nothing, and how many of the
+// directories above p are missing.
+func (w *Workspace) lookup(ctx context.Context, tree cas.Digest, p string) (*cas.Entry, int64, error) {
+	missing := int64(0)
+	for at := p; at != "."; at = path.Dir(at) {
+		err := cas.ErrNotFound
+		var x cas.Entry
+		if !tree.IsZero() {
+			x, err = w.manager.store.Lookup(ctx, tree, at)
+		}
+		switch {
+		case err == nil && at == p:
+			return &x, 0, nil
+		case err == nil, errors.Is(err, cas.ErrNotDir): // below a symlink: not known
+			return nil, missing, nil
+		case !errors.Is(err, cas.ErrNotFound):
+			return nil, 0, err
+		case at != p:
+			missing++
+		}
+	}
+	return nil, missing, nil
+}
+
+// count adds an entry and all below it to s, so many times.
+func (w *Workspace) count(ctx context.Context, tree cas.Digest, p string, x cas.Entry, s *cas.TreeStats, times int64) error {
+	one := func(_ string, x cas.Entry) error {
+		switch x.Type {
+		case cas.TypeFile:
+			s.Files += times
+			s.Bytes += times * x.Size
+		case cas.TypeSymlink:
+			s.Symlinks += times
+		case cas.TypeDir:
+			s.Dirs += times
+		}
+		return ctx.Err()
+	}
+	if err := one(p, x); err != nil || x.Type != cas.TypeDir {
+		return err
+	}
+	return w.manager.store.Walk(ctx, tree, p, one)
+}
+
+// grow refuses a step from one content to another that leaves the workspace
+// over a quota and larger than it is.
+func (w *Workspace) grow(field string, now, next cas.TreeStats) error {
+	o := w.manager.cfg.Quota.over(next)
+	if o == nil || (next.Bytes <= now.Bytes && entries(next) <= entries(now)) {
+		return nil
+	}
+	return problem.Limit(field, fmt.Sprintf("%d (limits.%s): the workspace would hold %d", o.Most, o.Limit, o.Have), "remove files first, or ask the operator for a larger quota")
 }

@@ -28,7 +28,9 @@ func (w *Workspace) Restore(ctx context.Context, snapshot, p string) (Committed,
 	}
 	source := "restore:" + v.Digest()
 	if p == "" {
-		err = w.restoreAll(ctx, v.Tree)
+		if err = w.roomForAll(ctx, v.Tree); err == nil {
+			err = w.restoreAll(ctx, v.Tree)
+		}
 	} else {
 		source += " " + p
 		err = w.restorePath(ctx, v, p)
@@ -41,7 +43,10 @@ func (w *Workspace) Restore(ctx context.Context, snapshot, p string) (Committed,
 }
 
 func (w *Workspace) restoreAll(ctx context.Context, tree cas.Digest) error {
-	_, err := w.manager.store.Restore(ctx, tree, w.Tree(), cas.RestoreOptions{UID: w.UID, GID: w.GID, CacheKey: w.ID, Replace: true})
+	res, err := w.manager.store.Restore(ctx, tree, w.Tree(), cas.RestoreOptions{UID: w.UID, GID: w.GID, CacheKey: w.ID, Replace: true})
+	if res.NotRemoved != nil { // the next start does
+		w.manager.log.Warn("files before a restore not removed", "workspace", w.ID, "err", res.NotRemoved)
+	}
 	return err
 }
 
@@ -56,6 +61,9 @@ func (w *Workspace) restorePath(ctx context.Context, v *View, asked string) erro
 	}
 	if p == "" {
 		return problem.Invalid("path", "leave it empty to restore everything", "%q is the workspace itself", asked)
+	}
+	if err := w.roomForPath(ctx, v.Tree, p); err != nil {
+		return err
 	}
 	stage, err := os.MkdirTemp(w.dir+"/tmp", "restore-*")
 	if err != nil {

@@ -157,7 +157,10 @@ func TestInterruptedRestoreIsEnded(t *testing.T) {
 	if err := os.Rename(w.Tree(), w.dir+"/.skerry-restore-AAAA.old"); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(w.dir+"/.skerry-restore-AAAA/half", 0o500); err != nil {
+	if err := os.MkdirAll(w.dir+"/.skerry-restore-AAAA/half", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(w.dir+"/.skerry-restore-AAAA/half", 0o500); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.makeDirs(); err != nil {
@@ -173,6 +176,7 @@ func TestInterruptedRestoreIsEnded(t *testing.T) {
 
 func TestRestoreNeedsNoWriteRightOnDirectories(t *testing.T) {
 	w := newBed(t).workspace(t)
+	t.Cleanup(func() { _ = cas.RemoveTree(w.dir) }) // the test's own cleaning is kept out by modes
 	shell(t, w, `mkdir d; echo one > d/a; chmod 500 d`)
 	first := commit(t, w, "execution:1")
 	shell(t, w, `chmod 700 d; echo two > d/a; chmod 500 d`)
