@@ -124,6 +124,19 @@ func usedPages(t *testing.T, path string) []int {
 	return used
 }
 
+// indexInUse finds text in a page that is in use: older ones may have it too.
+func indexInUse(t *testing.T, path string, content []byte, text string) int {
+	t.Helper()
+	for _, page := range usedPages(t, path) {
+		at := page * os.Getpagesize()
+		if i := bytes.Index(content[at:min(at+os.Getpagesize(), len(content))], []byte(text)); i >= 0 {
+			return at + i
+		}
+	}
+	t.Fatalf("%q is in no page", text)
+	return 0
+}
+
 // TestDamagedMetaDB: a store whose meta.db is cut, emptied, stale or damaged
 // names that, and recovering brings heads, pins and fences back.
 func TestDamagedMetaDB(t *testing.T) {
@@ -132,7 +145,7 @@ func TestDamagedMetaDB(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := bytes.LastIndex(good, []byte("agent03/workspace010"))
+	at := indexInUse(t, filepath.Join(dir, "meta.db"), good, "agent03/workspace010")
 	tests := []struct {
 		name     string
 		damage   func(b []byte) []byte
