@@ -155,3 +155,37 @@ func TestRestoreOfWhatIsNoFile(t *testing.T) {
 		t.Errorf("left %v %v", left, err)
 	}
 }
+
+// A collection cuts a history, and for a while older commits are still there.
+func TestHistoryBehindACollection(t *testing.T) {
+	b := newBed(t)
+	w := b.workspace(t)
+	var digests []string
+	for i := range 12 {
+		shell(t, w, fmt.Sprintf("echo %d > f", i))
+		digests = append(digests, commit(t, w, fmt.Sprintf("execution:%d", i)).Snapshot.Digest)
+		if i%2 == 0 {
+			continue
+		}
+		if _, err := b.store.GC(t.Context(), cas.GCOptions{Keep: func(string) int { return 2 }}); err != nil {
+			t.Fatal(err)
+		}
+		for _, limit := range []int{1, 2, 3, 256} {
+			token := ""
+			for {
+				_, next, err := w.History(t.Context(), token, limit)
+				if err != nil {
+					t.Fatalf("commit %d, pages of %d: %v", i, limit, err)
+				}
+				if token = next; token == "" {
+					break
+				}
+			}
+		}
+		for _, digest := range digests {
+			if _, err := w.View(t.Context(), digest); err != nil && problem.Of(err).GetReason() != problem.NotFound {
+				t.Fatalf("commit %d: %v", i, err)
+			}
+		}
+	}
+}
