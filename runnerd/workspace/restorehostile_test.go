@@ -3,10 +3,13 @@ package workspace
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
@@ -187,5 +190,43 @@ func TestHistoryBehindACollection(t *testing.T) {
 				t.Fatalf("commit %d: %v", i, err)
 			}
 		}
+	}
+}
+
+// A restore for which the disk has no room changes nothing and says so.
+func TestRestoreOnAFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a small file system needs root")
+	}
+	b := newBed(t)
+	w := b.workspace(t)
+	if err := unix.Mount("small", w.dir, "tmpfs", 0, "size=3m,mode=711"); err != nil {
+		if os.Getenv("SKERRY_REQUIRE_PROBES") == "1" {
+			t.Fatal(err)
+		}
+		t.Skipf("no file system can be mounted here: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
+	if err := w.makeDirs(); err != nil {
+		t.Fatal(err)
+	}
+	shell(t, w, `head -c 1M /dev/urandom >one`)
+	first := commit(t, w, "execution:1")
+	shell(t, w, `rm one; head -c 2500K /dev/zero >two`)
+	second, want := commit(t, w, "execution:2"), listing(t, w)
+	for _, path := range []string{"", "one"} {
+		_, err := w.Restore(t.Context(), first.Snapshot.Digest, path)
+		if p := problem.Of(err); p.GetReason() != problem.LimitExceeded || !strings.Contains(p.GetLimit(), "disk space") {
+			t.Errorf("restore of %q: %v", path, err)
+		}
+	}
+	if got := listing(t, w); got != want || w.Head().Tree.String() != second.Snapshot.Digest {
+		t.Errorf("%s\nwas\n%s", got, want)
+	}
+	if left, err := filepath.Glob(w.dir + "/.skerry-*"); err != nil || len(left) > 0 {
+		t.Errorf("left %v %v", left, err)
+	}
+	if left, err := os.ReadDir(w.dir + "/tmp"); err != nil || len(left) > 0 {
+		t.Errorf("left %v %v", left, err)
 	}
 }
