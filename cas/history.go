@@ -30,12 +30,16 @@ func (s *Store) readCommit(d Digest) (Commit, error) {
 }
 
 // Log returns up to limit commits, beginning with from and going to its
-// parents. A limit of 0 or less means all that no collection removed.
+// parents. A limit of 0 or less means all that no collection removed. The
+// history ends at the first parent that is not there any more: a collection
+// takes commits out while this goes on, and may keep some older ones, which no
+// head's history has any more, for a while. That one is gone which should not
+// be is found by Verify.
 func (s *Store) Log(ctx context.Context, from Digest, limit int) ([]Commit, error) {
 	var log []Commit
 	for d := from; !d.IsZero() && (limit <= 0 || len(log) < limit); {
 		c, err := s.ReadCommit(ctx, d)
-		if errors.Is(err, ErrNotFound) && len(log) > 0 && s.isShallow(log[len(log)-1].Digest) {
+		if errors.Is(err, ErrNotFound) && len(log) > 0 {
 			return log, nil
 		}
 		if err != nil {
@@ -45,10 +49,4 @@ func (s *Store) Log(ctx context.Context, from Digest, limit int) ([]Commit, erro
 		d = c.Parent
 	}
 	return log, nil
-}
-
-// isShallow reports whether a collection removed the commit's parent.
-func (s *Store) isShallow(d Digest) bool {
-	cut, err := s.meta.shallow()
-	return err == nil && cut[d]
 }

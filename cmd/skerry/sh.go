@@ -250,6 +250,9 @@ func exitCode(e *skerryv1.Execution) (int, string) {
 	case skerryv1.VerdictOOMKilled:
 		return killed, "ran out of memory" + detail
 	case skerryv1.VerdictQuotaExceeded:
+		if v.GetExitCode() != 0 { // it ended by itself
+			return int(v.GetExitCode()), "passed the limit of " + v.Limit + detail
+		}
 		return killed, "passed the limit of " + v.Limit + detail
 	}
 	return exitOwnError, "has an unknown outcome" + detail

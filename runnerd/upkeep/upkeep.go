@@ -106,7 +106,7 @@ func (k *Keeper) collectLoop(ctx context.Context) {
 	for {
 		tight := k.space.tight(ctx)
 		due := k.cfg.CollectEvery > 0 && time.Since(last) >= k.cfg.CollectEvery
-		if (due || tight) && time.Since(tried) >= min(pressureEvery, max(k.cfg.CollectEvery, checkEvery)) {
+		if (due || tight) && time.Since(tried) >= k.cfg.pause() {
 			tried = time.Now()
 			if k.collect(ctx, tight) {
 				last = tried
@@ -120,6 +120,14 @@ func (k *Keeper) collectLoop(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
+}
+
+// pause is the least time between two tries.
+func (c *Config) pause() time.Duration {
+	if c.CollectEvery > 0 {
+		return min(pressureEvery, c.CollectEvery)
+	}
+	return pressureEvery
 }
 
 // collect runs one collection; when space is short, with less history kept and

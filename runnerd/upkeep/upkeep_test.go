@@ -157,6 +157,15 @@ func TestANewStoreIsNotCollectedAtOnce(t *testing.T) {
 	}
 }
 
+// A full disk starts no collection after the other, also where none is due.
+func TestPressureIsBounded(t *testing.T) {
+	for every, want := range map[time.Duration]time.Duration{0: pressureEvery, time.Hour: pressureEvery, time.Second: time.Second} {
+		if got := (&Config{CollectEvery: every}).pause(); got != want {
+			t.Errorf("collections every %s: %s between tries, want %s", every, got, want)
+		}
+	}
+}
+
 func TestScrubFindsDamage(t *testing.T) {
 	b := newBed(t, Config{ScrubEvery: time.Hour, MinSnapshots: 2})
 	b.commits(t, 15) // more than one pack

@@ -71,6 +71,18 @@ func storeError(field string, err error) error {
 	return err
 }
 
+// noRoom turns what says that the disk is full into a typed error, and leaves
+// others as they are.
+func noRoom(err error) error {
+	var typed *problem.Error
+	if !diskFull(err) || errors.As(err, &typed) {
+		return err
+	}
+	e := problem.New(connect.CodeResourceExhausted, problem.LimitExceeded, "free space on the runner", "the runner's disk is full").Because(err)
+	e.Limit = "disk space of the runner"
+	return e
+}
+
 // unstableError says that something writes while nothing should.
 type unstableError struct {
 	total int64

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"errors"
 
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
@@ -20,12 +21,16 @@ func (w *Workspace) History(ctx context.Context, pageToken string, limit int) (l
 	if from.IsZero() {
 		return nil, "", nil
 	}
-	log, err = w.manager.store.Log(ctx, from, limit)
+	// One more tells whether there is one to go on with.
+	log, err = w.manager.store.Log(ctx, from, limit+1)
+	if pageToken != "" && errors.Is(err, cas.ErrNotFound) { // collected since it was looked at
+		return nil, "", nil
+	}
 	if err != nil {
 		return nil, "", err
 	}
-	if n := len(log); n == limit && !log[n-1].Parent.IsZero() {
-		next = log[n-1].Parent.String()
+	if len(log) > limit {
+		log, next = log[:limit], log[limit].Digest.String()
 	}
 	return log, next, nil
 }
@@ -33,8 +38,12 @@ func (w *Workspace) History(ctx context.Context, pageToken string, limit int) (l
 // CommitOf finds the newest commit of this workspace that made the tree; the
 // zero Commit for the zero tree.
 func (w *Workspace) CommitOf(ctx context.Context, tree cas.Digest) (cas.Commit, error) {
-	for from := w.Head().Commit; !from.IsZero(); {
+	head := w.Head().Commit
+	for from := head; !from.IsZero(); {
 		page, err := w.manager.store.Log(ctx, from, 256)
+		if errors.Is(err, cas.ErrNotFound) && from != head { // where a collection cut the history
+			break
+		}
 		if err != nil {
 			return cas.Commit{}, err
 		}

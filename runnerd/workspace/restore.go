@@ -36,7 +36,7 @@ func (w *Workspace) Restore(ctx context.Context, snapshot, p string) (Committed,
 		err = w.restorePath(ctx, v, p)
 	}
 	if err != nil {
-		return Committed{}, err
+		return Committed{}, noRoom(err)
 	}
 	// The files are in their place: the commit goes on though the caller leaves.
 	return w.Commit(context.WithoutCancel(ctx), source)

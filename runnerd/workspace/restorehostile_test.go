@@ -3,10 +3,13 @@ package workspace
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
@@ -150,6 +153,78 @@ func TestRestoreOfWhatIsNoFile(t *testing.T) {
 		if p := problem.Of(err); p.GetReason() != problem.PathOutside || p.GetField() != "path" {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+	if left, err := os.ReadDir(w.dir + "/tmp"); err != nil || len(left) > 0 {
+		t.Errorf("left %v %v", left, err)
+	}
+}
+
+// A collection cuts a history, and for a while older commits are still there.
+func TestHistoryBehindACollection(t *testing.T) {
+	b := newBed(t)
+	w := b.workspace(t)
+	var digests []string
+	for i := range 12 {
+		shell(t, w, fmt.Sprintf("echo %d > f", i))
+		digests = append(digests, commit(t, w, fmt.Sprintf("execution:%d", i)).Snapshot.Digest)
+		if i%2 == 0 {
+			continue
+		}
+		if _, err := b.store.GC(t.Context(), cas.GCOptions{Keep: func(string) int { return 2 }}); err != nil {
+			t.Fatal(err)
+		}
+		for _, limit := range []int{1, 2, 3, 256} {
+			token := ""
+			for {
+				_, next, err := w.History(t.Context(), token, limit)
+				if err != nil {
+					t.Fatalf("commit %d, pages of %d: %v", i, limit, err)
+				}
+				if token = next; token == "" {
+					break
+				}
+			}
+		}
+		for _, digest := range digests {
+			if _, err := w.View(t.Context(), digest); err != nil && problem.Of(err).GetReason() != problem.NotFound {
+				t.Fatalf("commit %d: %v", i, err)
+			}
+		}
+	}
+}
+
+// A restore for which the disk has no room changes nothing and says so.
+func TestRestoreOnAFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a small file system needs root")
+	}
+	b := newBed(t)
+	w := b.workspace(t)
+	if err := unix.Mount("small", w.dir, "tmpfs", 0, "size=3m,mode=711"); err != nil {
+		if os.Getenv("SKERRY_REQUIRE_PROBES") == "1" {
+			t.Fatal(err)
+		}
+		t.Skipf("no file system can be mounted here: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
+	if err := w.makeDirs(); err != nil {
+		t.Fatal(err)
+	}
+	shell(t, w, `head -c 1M /dev/urandom >one`)
+	first := commit(t, w, "execution:1")
+	shell(t, w, `rm one; head -c 2500K /dev/zero >two`)
+	second, want := commit(t, w, "execution:2"), listing(t, w)
+	for _, path := range []string{"", "one"} {
+		_, err := w.Restore(t.Context(), first.Snapshot.Digest, path)
+		if p := problem.Of(err); p.GetReason() != problem.LimitExceeded || !strings.Contains(p.GetLimit(), "disk space") {
+			t.Errorf("restore of %q: %v", path, err)
+		}
+	}
+	if got := listing(t, w); got != want || w.Head().Tree.String() != second.Snapshot.Digest {
+		t.Errorf("%s\nwas\n%s", got, want)
+	}
+	if left, err := filepath.Glob(w.dir + "/.skerry-*"); err != nil || len(left) > 0 {
+		t.Errorf("left %v %v", left, err)
 	}
 	if left, err := os.ReadDir(w.dir + "/tmp"); err != nil || len(left) > 0 {
 		t.Errorf("left %v %v", left, err)
