@@ -131,6 +131,9 @@ func (w *walker) readNames(d *dirWork, fd int) bool {
 		d.cannotOpen(w, err)
 		return false
 	}
+	if d.old != nil {
+		w.giveBack(d.old.attrs.bytes())
+	}
 	d.attrs = w.readAttrs(fd)
 	d.racy, d.owned = d.id.racy(now), true
 	d.entries = make([]node, len(names))
@@ -140,13 +143,17 @@ func (w *walker) readNames(d *dirWork, fd int) bool {
 	}
 	for i, name := range names {
 		for len(known) > 0 && known[0].name < name {
+			w.forget(&known[0])
 			known = known[1:]
 		}
 		if len(known) > 0 && known[0].name == name {
-			d.entries[i] = known[0]
+			d.entries[i], known = known[0], known[1:]
 		} else {
 			d.entries[i].name = name
 		}
+	}
+	for i := range known {
+		w.forget(&known[i])
 	}
 	return true
 }
@@ -172,10 +179,12 @@ func (w *walker) look(d *dirWork, fd, i int) bool {
 		}
 		return false
 	case id.isRegular(), id.isSymlink():
+		w.forget(n)
 		d.own()
 		d.entries[i] = node{name: n.name, id: id, file: n.lastContent(&id)}
 		return true
 	default:
+		w.forget(n)
 		d.own()
 		d.entries[i] = node{name: n.name, id: id, skip: SkipSpecial}
 		return false
@@ -210,6 +219,7 @@ func (w *walker) addKid(d *dirWork, i int, id *statID) {
 func (d *dirWork) lost(w *walker, i int, err error) {
 	d.own()
 	n := &d.entries[i]
+	w.forget(n)
 	reason, gone, fatal := classify(err)
 	switch {
 	case fatal != nil:

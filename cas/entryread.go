@@ -82,6 +82,7 @@ func (w *walker) read(d *dirWork, fd, i int) {
 				d.lostRead(w, n, statErr)
 				return
 			}
+			w.giveBack(n.attrs.bytes())
 			*n = node{name: n.name, id: id, file: n.lastContent(&id)}
 			continue
 		}
@@ -167,6 +168,7 @@ func (w *walker) readFileOnce(n *node, dirfd int) (bool, error) {
 	if before.Blocks*512 < before.Size {
 		h = findHoles(fd, before.Size)
 	}
+	w.giveBack(n.attrs.bytes()) // of an earlier try
 	n.attrs = w.readAttrs(fd)
 	size, err := w.readContent(n, fd, h, was)
 	if err != nil {

@@ -187,8 +187,8 @@ func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
 	head := make([]byte, recordHeaderSize)
 	for _, j := range list {
 		e := run.entry(j)
-		if _, err := f.ReadAt(head, e.loc.off); errors.Is(err, io.EOF) {
-			continue // the pack is cut off: it is kept as it is
+		if _, err := f.ReadAt(head, e.loc.off); errors.Is(err, io.EOF) || unreadable(err) {
+			continue // damaged: it is kept as it is
 		} else if err != nil {
 			return err
 		}

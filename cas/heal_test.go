@@ -5,9 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestHealing: content that is put again takes the place of its damaged
@@ -221,5 +225,82 @@ func TestDamageFoundDuringSnapshot(t *testing.T) {
 	find = func() {}
 	if res := snapshot(t, s, work, "k"); res.NewFiles != 2 || s.isDamaged(d) {
 		t.Errorf("the damage is not healed: %+v", res)
+	}
+}
+
+// badSectors is a disk that cannot read two places.
+type badSectors struct{ r io.ReaderAt }
+
+func (b badSectors) ReadAt(p []byte, off int64) (int, error) {
+	for _, bad := range []int64{20_000, 70_000} {
+		if off <= bad && bad < off+int64(len(p)) {
+			return 0, &fs.PathError{Op: "read", Path: "pack", Err: unix.EIO}
+		}
+	}
+	return b.r.ReadAt(p, off)
+}
+
+// TestBadSectors: what a disk cannot read is damage like any other: it is named,
+// what lies behind is found, and the same content heals it.
+func TestBadSectors(t *testing.T) {
+	s := openStore(t, t.TempDir(), Config{MaxPackBytes: 100_000})
+	var all []Digest
+	bad := make(map[Digest]bool)
+	for i := range 60 {
+		d, err := s.PutBytes(t.Context(), randomBytes(uint64(i), 3000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, _ := s.index.find(d)
+		if all = append(all, d); l.pack == 1 {
+			for _, at := range []int64{20_000, 70_000} {
+				// all that shares a sector with it is lost
+				bad[d] = bad[d] || l.off < at/sectorBytes*sectorBytes+sectorBytes && l.end() > at/sectorBytes*sectorBytes
+			}
+		}
+	}
+	f, err := os.Open(onlyPack(t, s.dir, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, damaged := 0, 0
+	err = newPackScanner(badSectors{f}, packHeaderSize, info.Size()).scanAll(func(rec scanned) error {
+		if good++; bad[rec.header.digest] {
+			t.Errorf("record at %d is good", rec.off)
+		}
+		return nil
+	}, func(*damage) { damaged++ })
+	l, _ := s.index.find(all[59])
+	if err != nil || damaged == 0 || l.pack == 1 || good < 20 {
+		t.Errorf("%d good, %d damaged: %v", good, damaged, err)
+	}
+
+	if err := s.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.reader.drop(1)
+	pack := onlyPack(t, s.dir, 1)
+	if err := errors.Join(os.Remove(pack), os.Symlink("/proc/self/mem", pack)); err != nil { // which answers EIO at low offsets
+		t.Fatal(err)
+	}
+	if _, err := s.GetBytes(t.Context(), all[0]); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("reading what the disk cannot: %v", err)
+	}
+	err = s.ReadStored(t.Context(), all[1:2], func(r StoredRecord) error { return r.Err })
+	if !errors.Is(err, ErrCorrupt) {
+		t.Errorf("reading the record that the disk cannot: %v", err)
+	}
+	for i := range 2 {
+		if _, err := s.PutBytes(t.Context(), randomBytes(uint64(i), 3000)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.GetBytes(t.Context(), all[i]); err != nil {
+			t.Errorf("not healed: %v", err)
+		}
 	}
 }

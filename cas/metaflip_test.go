@@ -380,3 +380,32 @@ func TestUpgradeMeta(t *testing.T) {
 		t.Errorf("verify %+v", rep)
 	}
 }
+
+// TestRecoverAfterDeletedHead: a head that was deleted and collected, whose
+// records still lie in a pack, does not come back to keep collections from
+// working.
+func TestRecoverAfterDeletedHead(t *testing.T) {
+	base := t.TempDir()
+	s := openStore(t, filepath.Join(base, "store"), Config{})
+	for i, head := range []string{"gone", "stays"} {
+		work := filepath.Join(base, head)
+		writeFile(t, filepath.Join(work, "sub/f"), string(randomBytes(uint64(i), 5000)))
+		commit(t, s, head, snapshot(t, s, work, "").Tree, "")
+	}
+	if err := errors.Join(s.DeleteHead(t.Context(), "gone"), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, s.dir, Config{})
+	collect(t, s, GCOptions{NoGrace: true, RewriteBelow: 1})
+	if err := errors.Join(s.Close(), os.Remove(s.metaPath())); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, s.dir, Config{RecoverMeta: true})
+	if heads, err := s.Heads(t.Context()); err != nil || len(heads) != 1 || heads[0].Name != "stays" {
+		t.Errorf("heads %+v, %v", heads, err)
+	}
+	if rep := verify(t, s); len(rep.Missing)+len(rep.Damaged) != 0 {
+		t.Errorf("verify: %+v", rep)
+	}
+	collect(t, s, GCOptions{NoGrace: true})
+}

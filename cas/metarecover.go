@@ -117,9 +117,11 @@ func (s *Store) recoverMeta(ctx context.Context, remains metaRemains) error {
 	return s.meta.update(r.write)
 }
 
+// readCommits considers the commits that an index knows: of one that it does
+// not know the record is still there, but a collection took what it names.
 func (r *metaRecovery) readCommits(ctx context.Context) error {
 	return r.store.eachMeta(ctx, func(_ loc, kind Kind, d Digest, content []byte) {
-		if kind != KindCommit {
+		if kind != KindCommit || !r.store.index.has(d) {
 			return
 		}
 		if c, err := parseCommit(content); err == nil {

@@ -102,7 +102,7 @@ func createPack(dir string, seq uint64, uuid [16]byte) (*os.File, error) {
 // readPackHeader checks that f is pack seq of the store uuid.
 func readPackHeader(f *os.File, seq uint64, uuid [16]byte) error {
 	b := make([]byte, packHeaderSize)
-	if _, err := f.ReadAt(b, 0); err != nil && !errors.Is(err, io.EOF) {
+	if _, err := f.ReadAt(b, 0); err != nil && !errors.Is(err, io.EOF) && !unreadable(err) {
 		return err
 	}
 	h, err := parsePackHeader(b)

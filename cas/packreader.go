@@ -89,6 +89,9 @@ func (r *packReader) read(d Digest, l loc) ([]byte, error) {
 	if errors.Is(err, io.EOF) || errors.Is(err, os.ErrNotExist) {
 		return nil, corrupt("pack is missing or cut off")
 	}
+	if unreadable(err) {
+		return nil, corrupt(err.Error())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", d, err)
 	}

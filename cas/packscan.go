@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"golang.org/x/sys/unix"
 )
 
 // scanned is one record found by a packScanner.
@@ -61,11 +63,37 @@ func (s *packScanner) window(off, n int64) ([]byte, error) {
 	}
 	s.buf, s.bufOff = s.buf[:want], off
 	got, err := s.r.ReadAt(s.buf, off)
+	if unreadable(err) {
+		got, err = readAround(s.r, s.buf, off)
+	}
 	s.buf = s.buf[:got]
 	if err != nil && err != io.EOF {
 		return nil, err
 	}
 	return s.buf[:min(n, int64(got))], nil
+}
+
+// unreadable reports whether a disk lost what it was asked for.
+func unreadable(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.EBADMSG) || errors.Is(err, unix.EUCLEAN)
+}
+
+// sectorBytes is how little is given up where the disk cannot read.
+const sectorBytes = 4096
+
+// readAround reads like ReadAt, with zeros in the place of what the disk cannot
+// read: they show as damage.
+func readAround(r io.ReaderAt, b []byte, off int64) (n int, err error) {
+	for n < len(b) && err == nil {
+		part := b[n:min(len(b), n+sectorBytes-int((off+int64(n))%sectorBytes))]
+		var got int
+		if got, err = r.ReadAt(part, off+int64(n)); unreadable(err) {
+			clear(part)
+			got, err = len(part), nil
+		}
+		n += got
+	}
+	return n, err
 }
 
 // next returns the record at the scanner's place, io.EOF at the end, a

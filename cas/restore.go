@@ -166,7 +166,8 @@ func exchange(temp, dest string) error {
 
 // EndRestores removes what restores to dest left beside it when they were
 // interrupted. Where the exchange took two steps and a crash hit between them,
-// dest gets its old content back. Nothing may be restored to dest meanwhile.
+// dest gets its old content back. Nothing may be restored to dest meanwhile, nor
+// to anything else in the same directory: what it left could not be told apart.
 func EndRestores(dest string) error {
 	parent := filepath.Dir(filepath.Clean(dest))
 	left, err := os.ReadDir(parent)

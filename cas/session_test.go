@@ -279,22 +279,32 @@ func TestBytesOfATreeInAFile(t *testing.T) {
 	}
 }
 
-// The number of the open pack is 0 until a store has its first one.
-func TestSessionOfANewStoreKeepsWhatItPuts(t *testing.T) {
-	s := openStore(t, t.TempDir(), Config{})
-	session, err := s.NewSession(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer session.End()
-	d, err := s.PutBytes(t.Context(), []byte("put in a session"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for n := range 4 {
-		collect(t, s, GCOptions{})
-		if ok, err := s.Has(t.Context(), d); err != nil || !ok {
-			t.Fatalf("collection %d of a store: it has what a session put: %v, %v", n+1, ok, err)
+// TestSessionInAnEmptyStore: what a session writes that began before there was
+// any pack stays like that of any other, alone or beside a later one.
+func TestSessionInAnEmptyStore(t *testing.T) {
+	for others := range 4 {
+		s := openStore(t, t.TempDir(), Config{})
+		x, err := s.NewSession(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.End()
+		d, err := s.PutBytes(t.Context(), []byte("written in the session"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range others {
+			y, err := s.NewSession(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer y.End()
+		}
+		for range 3 {
+			collect(t, s, GCOptions{NoGrace: true})
+		}
+		if has, err := s.Has(t.Context(), d); !has || err != nil {
+			t.Errorf("beside %d other sessions: %v, %v", others, has, err)
 		}
 	}
 }

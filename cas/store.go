@@ -42,6 +42,8 @@ type Config struct {
 	rememberFrom, stateEvery int64
 	// One in so many files that the stat cache vouches for is read.
 	recheckEvery int64
+	// Bytes of extended attributes in one tree.
+	treeXattrBytes int64
 	// How a restore shares a file's blocks with another.
 	clone func(to, from int) error
 }
@@ -67,6 +69,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.recheckEvery <= 0 {
 		c.recheckEvery = recheckEvery
+	}
+	if c.treeXattrBytes <= 0 {
+		c.treeXattrBytes = maxTreeXattrBytes
 	}
 	if c.clone == nil {
 		c.clone = fileClone

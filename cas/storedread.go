@@ -130,7 +130,7 @@ func (s *Store) readStored(d Digest) ([]byte, error) {
 			return raw, nil
 		}
 		if l == last {
-			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrNotExist) {
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrNotExist) && !unreadable(err) {
 				return nil, fmt.Errorf("read %s: %w", d, err)
 			}
 			s.noteDamage(d, l)

@@ -102,7 +102,7 @@ func (t *touches) vouched(d Digest, r role) bool {
 func (t *touches) begin(pack uint64) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := &session{gen: t.gen, first: max(1, pack)} // a new store has no pack yet
+	s := &session{gen: t.gen, first: max(1, pack)} // there is no pack 0, and watch says none by it
 	t.sessions[s] = struct{}{}
 	return func() {
 		t.mu.Lock()

@@ -155,7 +155,7 @@ func (v *verifier) records() error {
 func (v *verifier) packHeader(seq uint64, sc *packScanner) error {
 	b := make([]byte, packHeaderSize)
 	n, err := sc.r.ReadAt(b, 0)
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err != nil && !errors.Is(err, io.EOF) && !unreadable(err) {
 		return err
 	}
 	if _, err := parsePackHeader(b[:n]); err != nil {

@@ -54,7 +54,7 @@ func (w *walker) run(old *dirNode) (*dirNode, error) {
 		return nil, fmt.Errorf("the directory is the store itself: %w", ErrInvalid)
 	}
 	w.recheck.start(old, w.opt, w.store.cfg.recheckEvery)
-	w.xattrRoom.Store(maxTreeXattrBytes)
+	w.xattrRoom.Store(w.store.cfg.treeXattrBytes)
 	if old != nil {
 		w.xattrRoom.Add(-old.totals.attrs - old.attrs.bytes())
 	}

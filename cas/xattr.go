@@ -88,6 +88,21 @@ func attrsOf(list []Xattr) *attrs {
 	return &attrs{list: list}
 }
 
+// giveBack makes room for attributes again that were counted.
+func (w *walker) giveBack(bytes int64) {
+	if bytes != 0 {
+		w.xattrRoom.Add(bytes)
+	}
+}
+
+// forget gives back what was counted of an entry that is gone or is read anew.
+func (w *walker) forget(n *node) {
+	w.giveBack(n.attributes().bytes())
+	if n.dir != nil {
+		w.giveBack(n.dir.totals.attrs)
+	}
+}
+
 // readAttrs reads the attributes of an open file or directory.
 func (w *walker) readAttrs(fd int) *attrs {
 	if w.noXattrs.Load() {
@@ -110,6 +125,7 @@ func (w *walker) readAttrs(fd int) *attrs {
 	})
 	a.read(fd, names)
 	if len(a.list) > 0 && w.xattrRoom.Add(-a.bytes()) < 0 {
+		w.giveBack(a.bytes())
 		a.list, a.lost = nil, a.lost|LostOverall
 	}
 	if len(a.list) == 0 && a.lost == 0 {

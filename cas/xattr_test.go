@@ -212,3 +212,45 @@ func TestRestoreWithoutXattrs(t *testing.T) {
 		t.Error("the seeded cache says that the attributes are there")
 	}
 }
+
+// TestXattrsReadAgain: what is read again, in a directory too, or takes the
+// place of what is gone, counts once against the tree's limit.
+func TestXattrsReadAgain(t *testing.T) {
+	work := xattrDir(t)
+	s := openStore(t, t.TempDir(), Config{treeXattrBytes: 15 * 506})
+	fill := func(dir string) {
+		for i := range 10 {
+			path := filepath.Join(work, dir, fmt.Sprint(i))
+			writeFile(t, path, "x")
+			setXattr(t, path, "user.v", strings.Repeat("v", 500))
+		}
+		setXattr(t, filepath.Join(work, dir), "user.v", strings.Repeat("v", 500))
+	}
+	fill("a")
+	check := func(what string) {
+		t.Helper()
+		if res := snapshot(t, s, work, "k"); res.DroppedXattrsTotal != 0 {
+			t.Errorf("%s: %d entries lost their attributes", what, res.DroppedXattrsTotal)
+		}
+	}
+	check("first")
+	for i := range 10 {
+		if err := os.Chmod(filepath.Join(work, "a", fmt.Sprint(i)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check("all files changed")
+	if err := os.RemoveAll(filepath.Join(work, "a")); err != nil {
+		t.Fatal(err)
+	}
+	fill("b")
+	check("all files replaced")
+	for i := range 10 {
+		path := filepath.Join(work, "b", fmt.Sprint(i))
+		if err := errors.Join(os.Remove(path), os.Symlink("nowhere", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill("c")
+	check("files became links")
+}

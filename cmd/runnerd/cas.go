@@ -54,6 +54,10 @@ func (f *casFlags) withStore(ctx context.Context, create bool, fn func(*cas.Stor
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	s, err := cas.Open(ctx, f.store, cas.Config{Logger: log, RecoverMeta: f.recoverMeta})
+	var meta *cas.MetaError
+	if errors.Is(err, cas.ErrMetaLost) || errors.As(err, &meta) {
+		return fmt.Errorf("%w (here: --recover-meta)", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -84,5 +88,9 @@ func resolveTree(ctx context.Context, s *cas.Store, ref string) (cas.Digest, err
 		return c.Tree, nil
 	}
 	_, err = s.ReadDir(ctx, d)
+	var damaged *cas.CorruptError
+	if errors.Is(err, cas.ErrCorrupt) && !errors.As(err, &damaged) { // good bytes of something else
+		return d, fmt.Errorf("%s is neither a tree nor a commit but something else, such as a file: %w", ref, cas.ErrNotDir)
+	}
 	return d, err
 }

@@ -196,3 +196,28 @@ func TestCasRefuses(t *testing.T) {
 		})
 	}
 }
+
+// TestCasRefusalsSayWhy: a mistake is named with what to do about it, and is not
+// called damage.
+func TestCasRefusalsSayWhy(t *testing.T) {
+	store, work := filepath.Join(t.TempDir(), "store"), t.TempDir()
+	put(t, filepath.Join(work, "a.txt"), "alpha")
+	casJSON[snapshotReport](t, "snapshot", work, "--store", store)
+	file := casJSON[entryLine](t, "ls", "cli:"+work, "a.txt", "--store", store).Digest.String()
+	refuse := func(want string, args ...string) {
+		t.Helper()
+		_, err := runnerdRun(t, append([]string{"cas"}, args...)...)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "corrupt") {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+	refuse("neither a tree nor a commit", "ls", file, "--store", store)
+	refuse("neither a tree nor a commit", "restore", file, filepath.Join(work, "new"), "--store", store)
+	refuse("--store is empty", "ls", "--store", "")
+	refuse("choose another directory", "restore", "cli:"+work, store, "--replace", "--store", store)
+	refuse("UID -5", "restore", "cli:"+work, filepath.Join(work, "new"), "--uid", "-5", "--store", store)
+	if err := os.Remove(filepath.Join(store, "meta.db")); err != nil {
+		t.Fatal(err)
+	}
+	refuse("--recover-meta", "ls", "--store", store)
+}
