@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -73,7 +74,7 @@ func (s *Service) Write(in bspb.ByteStream_WriteServer) error {
 	if there { // as the API has it, whatever the client sent so far
 		return in.SendAndClose(&bspb.WriteResponse{CommittedSize: size})
 	}
-	w := &writeReader{in: in, name: first.GetResourceName(), next: first}
+	w := &writeReader{in: in, idle: s.cfg.WriteIdle, name: first.GetResourceName(), next: first}
 	if err := s.put(in.Context(), d, size, w); err != nil {
 		return s.fail(err)
 	}
@@ -97,6 +98,7 @@ func unexpected(err error) error {
 type writeReader struct {
 	in       bspb.ByteStream_WriteServer
 	name     string
+	idle     time.Duration
 	next     *bspb.WriteRequest // nil: receive it
 	data     []byte
 	offset   int64
@@ -122,7 +124,7 @@ func (w *writeReader) receive() error {
 	m := w.next
 	if w.next = nil; m == nil {
 		var err error
-		if m, err = w.in.Recv(); err != nil {
+		if m, err = w.await(); err != nil {
 			return unexpected(err)
 		}
 	}
@@ -135,6 +137,29 @@ func (w *writeReader) receive() error {
 	w.data, w.finished = m.GetData(), m.GetFinishWrite()
 	w.offset += int64(len(w.data))
 	return nil
+}
+
+// await gives the next message. A client that sends none for too long would
+// keep collections from what others put meanwhile; when its handler returns, the
+// receiving goroutine ends too.
+func (w *writeReader) await() (*bspb.WriteRequest, error) {
+	type received struct {
+		m   *bspb.WriteRequest
+		err error
+	}
+	got := make(chan received, 1)
+	go func() {
+		m, err := w.in.Recv()
+		got <- received{m, err}
+	}()
+	timer := time.NewTimer(w.idle)
+	defer timer.Stop()
+	select {
+	case r := <-got:
+		return r.m, r.err
+	case <-timer.C:
+		return nil, status.Errorf(codes.DeadlineExceeded, "nothing came for %s: begin the write anew", w.idle)
+	}
 }
 
 // end reads on to finish_write after all data has come.

@@ -483,3 +483,15 @@ func TestEviction(t *testing.T) {
 		t.Fatalf("%d bytes are kept", b.svc.blobs.bytes)
 	}
 }
+
+func TestAWriteThatStallsIsEnded(t *testing.T) {
+	b := newBed(t, Config{WriteIdle: 50 * time.Millisecond})
+	content := random(7, 1000)
+	s, err := b.bytes.Write(with(t.Context()))
+	must(t, err)
+	resource := fmt.Sprintf("uploads/x/blobs/%s/%d", name(content).Hash, len(content))
+	must(t, s.Send(&bspb.WriteRequest{ResourceName: resource, Data: content[:10]}))
+	if err := s.RecvMsg(&bspb.WriteResponse{}); status.Code(err) != codes.DeadlineExceeded {
+		t.Fatalf("a write without a next message: %v", err)
+	}
+}

@@ -34,6 +34,8 @@ type Config struct {
 	// collections; 0: 10 s. A crash may lose what came after the last time:
 	// clients are told that it is missing and put it again.
 	FlushEvery time.Duration
+	// WriteIdle is how long a write may wait for its client's next message; 0: 1 min.
+	WriteIdle time.Duration
 	// Admit refuses new blobs when the host has no room. May be nil.
 	Admit func(context.Context) error
 }
@@ -48,6 +50,9 @@ func (c Config) withDefaults() Config {
 	orDefault(&c.MaxBlobs, 1_000_000)
 	orDefault(&c.MaxBlobBytes, 16<<30)
 	c.MaxBlobBytes = min(c.MaxBlobBytes, c.MaxBytes-c.MaxBytes/10) // what an eviction leaves: a larger one would push itself out
+	if c.WriteIdle <= 0 {
+		c.WriteIdle = time.Minute
+	}
 	if c.FlushEvery <= 0 {
 		c.FlushEvery = 10 * time.Second
 	}
