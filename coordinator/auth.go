@@ -62,6 +62,7 @@ var rules = map[string][]string{
 	rpc.FileServiceUploadFileProcedure:               agents,
 	rpc.FileServiceDownloadFileProcedure:             agents,
 	rpc.FileServiceFileHistoryProcedure:              agents,
+	rpc.FileServiceDeleteFileProcedure:               agents,
 	rpc.WorkspaceServiceListWorkspacesProcedure:      agents,
 	rpc.WorkspaceServiceDiffProcedure:                agents,
 	rpc.WorkspaceServiceHistoryProcedure:             agents,

@@ -41,6 +41,15 @@ func (s fileService) FileHistory(ctx context.Context, req *connect.Request[skerr
 	return forward(ctx, to, req.Msg, to.link.files.FileHistory, reads)
 }
 
+// DeleteFile implements FileServiceHandler. Deleting twice is another answer.
+func (s fileService) DeleteFile(ctx context.Context, req *connect.Request[skerryv1.DeleteFileRequest]) (*connect.Response[skerryv1.DeleteFileResponse], error) {
+	to, err := s.c.routeSelector(ctx, req.Msg.GetWorkspace())
+	if err != nil {
+		return nil, err
+	}
+	return forward(ctx, to, req.Msg, to.link.files.DeleteFile, appending)
+}
+
 // WriteFile implements FileServiceHandler.
 func (s fileService) WriteFile(ctx context.Context, req *connect.Request[skerryv1.WriteFileRequest]) (*connect.Response[skerryv1.WriteFileResponse], error) {
 	to, err := s.c.routeSelector(ctx, req.Msg.GetWorkspace())

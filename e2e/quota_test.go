@@ -1,10 +1,12 @@
 package e2e
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
@@ -38,5 +40,44 @@ func TestWorkIsRefusedBeforeTheDiskIsFull(t *testing.T) {
 	_, err := c.ex.RunShell(t.Context(), connect.NewRequest(&skerryv1.RunShellRequest{Command: "true"}))
 	if p := problem.Of(err); p.GetReason() != problem.LimitExceeded || !strings.Contains(p.GetLimit(), "store.min_free") || !p.GetRetryable() {
 		t.Fatalf("without room: %v", err)
+	}
+}
+
+// A command fills the disk with what only lies in its workspace: it cannot be
+// committed, and nothing else may run there. Its agent makes room by itself.
+func TestAFullDiskIsMendedByItsAgent(t *testing.T) {
+	small, err := os.MkdirTemp("", "small-disk-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(small) })
+	if err := unix.Mount("small", small, "tmpfs", 0, "size=300m,mode=755"); err != nil {
+		if os.Getenv("SKERRY_REQUIRE_PROBES") != "" && os.Geteuid() == 0 {
+			t.Fatal(err)
+		}
+		t.Skip("no small disk without root: ", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(small, unix.MNT_DETACH) })
+	t.Setenv("TMPDIR", small)
+	d := newDev(t, "SKERRY_RUNNERD_STORE_MIN_FREE=1MiB")
+	c := d.admin()
+	c.sh(t, "echo kept > kept")
+	ex := c.start(t, "head -c 1G /dev/urandom > huge || true", nil)
+	d.eventually("a commit that fails", func() bool { return strings.Contains(c.get(t, ex.Id).Problem, "the runner's disk is full") })
+	_, err = c.ex.RunShell(t.Context(), connect.NewRequest(&skerryv1.RunShellRequest{Command: "rm huge"}))
+	if p := problem.Of(err); p.GetReason() != problem.WorkspaceNeedsRepair && p.GetReason() != problem.LimitExceeded {
+		t.Fatalf("a command in a workspace that needs repair: %v", err)
+	}
+	if _, err := c.files.DeleteFile(t.Context(), connect.NewRequest(&skerryv1.DeleteFileRequest{Path: "huge"})); err != nil {
+		t.Fatalf("make room: %v", err)
+	}
+	if _, err := c.ws.RepairWorkspace(t.Context(), connect.NewRequest(&skerryv1.RepairWorkspaceRequest{})); err != nil {
+		t.Fatalf("repair: %v", err)
+	}
+	if e := c.wait(t, ex.Id); e.State != skerryv1.StateCompleted {
+		t.Fatalf("the command that filled the disk: %s %v", e.State, e.Verdict)
+	}
+	if e := c.sh(t, "cat kept; ls"); e.Stdout.Text != "kept\nkept\n" {
+		t.Fatalf("afterwards: %q %q", e.Stdout.Text, e.Stderr.Text)
 	}
 }

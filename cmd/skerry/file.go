@@ -23,7 +23,7 @@ func (a *app) fileCommand() *cobra.Command {
 	selector := func() *skerryv1.WorkspaceSelector { return &skerryv1.WorkspaceSelector{Runner: runner} }
 	c := &cobra.Command{Use: "file", Short: "List, read and write workspace files", Example: "  skerry file put data.csv input/data.csv"}
 	c.PersistentFlags().StringVar(&runner, "runner", "", "the workspace on this runner (default: the one that the agent uses)")
-	c.AddCommand(a.fileList(selector), a.fileCat(selector), a.filePut(selector), a.fileGet(selector), a.fileHistory(selector))
+	c.AddCommand(a.fileList(selector), a.fileCat(selector), a.filePut(selector), a.fileGet(selector), a.fileRemove(selector), a.fileHistory(selector))
 	return group(c)
 }
 
@@ -267,5 +267,35 @@ func (a *app) fileHistory(workspace selector) *cobra.Command {
 	}
 	c.Flags().Uint32Var(&req.Limit, "limit", 0, "at most this many (default 50, at most 1000)")
 	c.Flags().StringVar(&req.PageToken, "page", "", "continue a list")
+	return c
+}
+
+func (a *app) fileRemove(workspace selector) *cobra.Command {
+	req := &skerryv1.DeleteFileRequest{}
+	c := &cobra.Command{
+		Use: "rm PATH", Short: "Delete a file, symlink or directory",
+		Long: "Delete a file, symlink or directory. It also works in a workspace that needs repair, to make room on a full disk:\n" +
+			"run `skerry workspace repair` afterwards.",
+		Example: "  skerry file rm --recursive scratch", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.clients()
+			if err != nil {
+				return err
+			}
+			req.Workspace, req.Path = workspace(), args[0]
+			res, err := c.files.DeleteFile(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(res.Msg)
+			}
+			if res.Msg.Snapshot == nil {
+				_, err = fmt.Fprintln(a.stderr, "deleted; now run: skerry workspace repair")
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVarP(&req.Recursive, "recursive", "r", false, "delete a directory with all below it")
 	return c
 }

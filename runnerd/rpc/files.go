@@ -175,6 +175,11 @@ func lease(ctx context.Context, w *workspace.Workspace) (release func(), err err
 	if err := w.Admit(ctx); err != nil {
 		return nil, err
 	}
+	return leaseAnyway(ctx, w)
+}
+
+// leaseAnyway is lease where the host need not have room.
+func leaseAnyway(ctx context.Context, w *workspace.Workspace) (release func(), err error) {
 	ticket, err := w.Queue()
 	if err != nil {
 		return nil, err
@@ -302,4 +307,31 @@ func (s files) FileHistory(ctx context.Context, req *connect.Request[skerryv1.Fi
 		return nil, err
 	}
 	return connect.NewResponse(&skerryv1.FileHistoryResponse{Revisions: found, NextPageToken: next}), nil
+}
+
+// DeleteFile implements FileService.
+func (s files) DeleteFile(ctx context.Context, req *connect.Request[skerryv1.DeleteFileRequest]) (*connect.Response[skerryv1.DeleteFileResponse], error) {
+	w, err := s.workspaceOf(ctx, req.Header())
+	if err != nil {
+		return nil, err
+	}
+	if w.Writable() != nil {
+		if err := w.Delete(req.Msg.Path, req.Msg.Recursive); err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(&skerryv1.DeleteFileResponse{}), nil
+	}
+	release, err := leaseAnyway(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := w.Delete(req.Msg.Path, req.Msg.Recursive); err != nil {
+		return nil, err
+	}
+	committed, err := w.Commit(context.WithoutCancel(ctx), "delete:"+req.Msg.Path)
+	if err != nil {
+		return nil, problem.New(connect.CodeInternal, problem.StoreFailed, "call RepairWorkspace to commit it", "the path was deleted but that is not committed").Because(err)
+	}
+	return connect.NewResponse(&skerryv1.DeleteFileResponse{Snapshot: committed.Snapshot, Changes: committed.Changes}), nil
 }

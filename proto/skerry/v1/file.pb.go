@@ -1018,6 +1018,120 @@ func (*DownloadFileResponse_Header) isDownloadFileResponse_Part() {}
 
 func (*DownloadFileResponse_Data) isDownloadFileResponse_Part() {}
 
+type DeleteFileRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Workspace *WorkspaceSelector     `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Path      string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// Needed for a directory.
+	Recursive     bool `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteFileRequest) Reset() {
+	*x = DeleteFileRequest{}
+	mi := &file_skerry_v1_file_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteFileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteFileRequest) ProtoMessage() {}
+
+func (x *DeleteFileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_file_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteFileRequest.ProtoReflect.Descriptor instead.
+func (*DeleteFileRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_file_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DeleteFileRequest) GetWorkspace() *WorkspaceSelector {
+	if x != nil {
+		return x.Workspace
+	}
+	return nil
+}
+
+func (x *DeleteFileRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *DeleteFileRequest) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+type DeleteFileResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The new head; unset when the workspace needs repair, which commits.
+	Snapshot      *Snapshot `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Changes       *Changes  `protobuf:"bytes,2,opt,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteFileResponse) Reset() {
+	*x = DeleteFileResponse{}
+	mi := &file_skerry_v1_file_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteFileResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteFileResponse) ProtoMessage() {}
+
+func (x *DeleteFileResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_file_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteFileResponse.ProtoReflect.Descriptor instead.
+func (*DeleteFileResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_file_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DeleteFileResponse) GetSnapshot() *Snapshot {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *DeleteFileResponse) GetChanges() *Changes {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
 type FileHistoryRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Workspace *WorkspaceSelector     `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
@@ -1031,7 +1145,7 @@ type FileHistoryRequest struct {
 
 func (x *FileHistoryRequest) Reset() {
 	*x = FileHistoryRequest{}
-	mi := &file_skerry_v1_file_proto_msgTypes[12]
+	mi := &file_skerry_v1_file_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1157,7 @@ func (x *FileHistoryRequest) String() string {
 func (*FileHistoryRequest) ProtoMessage() {}
 
 func (x *FileHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_file_proto_msgTypes[12]
+	mi := &file_skerry_v1_file_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1170,7 @@ func (x *FileHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileHistoryRequest.ProtoReflect.Descriptor instead.
 func (*FileHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_file_proto_rawDescGZIP(), []int{12}
+	return file_skerry_v1_file_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FileHistoryRequest) GetWorkspace() *WorkspaceSelector {
@@ -1099,7 +1213,7 @@ type FileHistoryResponse struct {
 
 func (x *FileHistoryResponse) Reset() {
 	*x = FileHistoryResponse{}
-	mi := &file_skerry_v1_file_proto_msgTypes[13]
+	mi := &file_skerry_v1_file_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1111,7 +1225,7 @@ func (x *FileHistoryResponse) String() string {
 func (*FileHistoryResponse) ProtoMessage() {}
 
 func (x *FileHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_file_proto_msgTypes[13]
+	mi := &file_skerry_v1_file_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1124,7 +1238,7 @@ func (x *FileHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileHistoryResponse.ProtoReflect.Descriptor instead.
 func (*FileHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_file_proto_rawDescGZIP(), []int{13}
+	return file_skerry_v1_file_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FileHistoryResponse) GetRevisions() []*FileRevision {
@@ -1158,7 +1272,7 @@ type FileRevision struct {
 
 func (x *FileRevision) Reset() {
 	*x = FileRevision{}
-	mi := &file_skerry_v1_file_proto_msgTypes[14]
+	mi := &file_skerry_v1_file_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1284,7 @@ func (x *FileRevision) String() string {
 func (*FileRevision) ProtoMessage() {}
 
 func (x *FileRevision) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_file_proto_msgTypes[14]
+	mi := &file_skerry_v1_file_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1297,7 @@ func (x *FileRevision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRevision.ProtoReflect.Descriptor instead.
 func (*FileRevision) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_file_proto_rawDescGZIP(), []int{14}
+	return file_skerry_v1_file_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FileRevision) GetChange() string {
@@ -1293,7 +1407,14 @@ const file_skerry_v1_file_proto_rawDesc = "" +
 	"\x14DownloadFileResponse\x12-\n" +
 	"\x06header\x18\x01 \x01(\v2\x13.skerry.v1.FileInfoH\x00R\x06header\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\x06\n" +
-	"\x04part\"\x99\x01\n" +
+	"\x04part\"\x81\x01\n" +
+	"\x11DeleteFileRequest\x12:\n" +
+	"\tworkspace\x18\x01 \x01(\v2\x1c.skerry.v1.WorkspaceSelectorR\tworkspace\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1c\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\"s\n" +
+	"\x12DeleteFileResponse\x12/\n" +
+	"\bsnapshot\x18\x01 \x01(\v2\x13.skerry.v1.SnapshotR\bsnapshot\x12,\n" +
+	"\achanges\x18\x02 \x01(\v2\x12.skerry.v1.ChangesR\achanges\"\x99\x01\n" +
 	"\x12FileHistoryRequest\x12:\n" +
 	"\tworkspace\x18\x01 \x01(\v2\x1c.skerry.v1.WorkspaceSelectorR\tworkspace\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
@@ -1307,14 +1428,16 @@ const file_skerry_v1_file_proto_rawDesc = "" +
 	"\x06change\x18\x01 \x01(\tR\x06change\x12'\n" +
 	"\x04file\x18\x02 \x01(\v2\x13.skerry.v1.FileInfoR\x04file\x12'\n" +
 	"\x0fprevious_digest\x18\x03 \x01(\tR\x0epreviousDigest\x12/\n" +
-	"\brevision\x18\x04 \x01(\v2\x13.skerry.v1.RevisionR\brevision2\xd0\x03\n" +
+	"\brevision\x18\x04 \x01(\v2\x13.skerry.v1.RevisionR\brevision2\x9b\x04\n" +
 	"\vFileService\x12F\n" +
 	"\tListFiles\x12\x1b.skerry.v1.ListFilesRequest\x1a\x1c.skerry.v1.ListFilesResponse\x12C\n" +
 	"\bReadFile\x12\x1a.skerry.v1.ReadFileRequest\x1a\x1b.skerry.v1.ReadFileResponse\x12F\n" +
 	"\tWriteFile\x12\x1b.skerry.v1.WriteFileRequest\x1a\x1c.skerry.v1.WriteFileResponse\x12K\n" +
 	"\n" +
 	"UploadFile\x12\x1c.skerry.v1.UploadFileRequest\x1a\x1d.skerry.v1.UploadFileResponse(\x01\x12Q\n" +
-	"\fDownloadFile\x12\x1e.skerry.v1.DownloadFileRequest\x1a\x1f.skerry.v1.DownloadFileResponse0\x01\x12L\n" +
+	"\fDownloadFile\x12\x1e.skerry.v1.DownloadFileRequest\x1a\x1f.skerry.v1.DownloadFileResponse0\x01\x12I\n" +
+	"\n" +
+	"DeleteFile\x12\x1c.skerry.v1.DeleteFileRequest\x1a\x1d.skerry.v1.DeleteFileResponse\x12L\n" +
 	"\vFileHistory\x12\x1d.skerry.v1.FileHistoryRequest\x1a\x1e.skerry.v1.FileHistoryResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
 
 var (
@@ -1329,7 +1452,7 @@ func file_skerry_v1_file_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_file_proto_rawDescData
 }
 
-var file_skerry_v1_file_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_skerry_v1_file_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_skerry_v1_file_proto_goTypes = []any{
 	(*ListFilesRequest)(nil),      // 0: skerry.v1.ListFilesRequest
 	(*ListFilesResponse)(nil),     // 1: skerry.v1.ListFilesResponse
@@ -1343,50 +1466,58 @@ var file_skerry_v1_file_proto_goTypes = []any{
 	(*UploadFileResponse)(nil),    // 9: skerry.v1.UploadFileResponse
 	(*DownloadFileRequest)(nil),   // 10: skerry.v1.DownloadFileRequest
 	(*DownloadFileResponse)(nil),  // 11: skerry.v1.DownloadFileResponse
-	(*FileHistoryRequest)(nil),    // 12: skerry.v1.FileHistoryRequest
-	(*FileHistoryResponse)(nil),   // 13: skerry.v1.FileHistoryResponse
-	(*FileRevision)(nil),          // 14: skerry.v1.FileRevision
-	(*WorkspaceSelector)(nil),     // 15: skerry.v1.WorkspaceSelector
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*Snapshot)(nil),              // 17: skerry.v1.Snapshot
-	(*Revision)(nil),              // 18: skerry.v1.Revision
+	(*DeleteFileRequest)(nil),     // 12: skerry.v1.DeleteFileRequest
+	(*DeleteFileResponse)(nil),    // 13: skerry.v1.DeleteFileResponse
+	(*FileHistoryRequest)(nil),    // 14: skerry.v1.FileHistoryRequest
+	(*FileHistoryResponse)(nil),   // 15: skerry.v1.FileHistoryResponse
+	(*FileRevision)(nil),          // 16: skerry.v1.FileRevision
+	(*WorkspaceSelector)(nil),     // 17: skerry.v1.WorkspaceSelector
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*Snapshot)(nil),              // 19: skerry.v1.Snapshot
+	(*Changes)(nil),               // 20: skerry.v1.Changes
+	(*Revision)(nil),              // 21: skerry.v1.Revision
 }
 var file_skerry_v1_file_proto_depIdxs = []int32{
-	15, // 0: skerry.v1.ListFilesRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	17, // 0: skerry.v1.ListFilesRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 1: skerry.v1.ListFilesResponse.files:type_name -> skerry.v1.FileInfo
-	16, // 2: skerry.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
-	15, // 3: skerry.v1.ReadFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	18, // 2: skerry.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
+	17, // 3: skerry.v1.ReadFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 4: skerry.v1.ReadFileResponse.file:type_name -> skerry.v1.FileInfo
-	15, // 5: skerry.v1.WriteFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	17, // 5: skerry.v1.WriteFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 6: skerry.v1.WriteFileResponse.file:type_name -> skerry.v1.FileInfo
-	17, // 7: skerry.v1.WriteFileResponse.snapshot:type_name -> skerry.v1.Snapshot
+	19, // 7: skerry.v1.WriteFileResponse.snapshot:type_name -> skerry.v1.Snapshot
 	8,  // 8: skerry.v1.UploadFileRequest.header:type_name -> skerry.v1.UploadHeader
-	15, // 9: skerry.v1.UploadHeader.workspace:type_name -> skerry.v1.WorkspaceSelector
+	17, // 9: skerry.v1.UploadHeader.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 10: skerry.v1.UploadFileResponse.file:type_name -> skerry.v1.FileInfo
-	17, // 11: skerry.v1.UploadFileResponse.snapshot:type_name -> skerry.v1.Snapshot
-	15, // 12: skerry.v1.DownloadFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	19, // 11: skerry.v1.UploadFileResponse.snapshot:type_name -> skerry.v1.Snapshot
+	17, // 12: skerry.v1.DownloadFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
 	2,  // 13: skerry.v1.DownloadFileResponse.header:type_name -> skerry.v1.FileInfo
-	15, // 14: skerry.v1.FileHistoryRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	14, // 15: skerry.v1.FileHistoryResponse.revisions:type_name -> skerry.v1.FileRevision
-	2,  // 16: skerry.v1.FileRevision.file:type_name -> skerry.v1.FileInfo
-	18, // 17: skerry.v1.FileRevision.revision:type_name -> skerry.v1.Revision
-	0,  // 18: skerry.v1.FileService.ListFiles:input_type -> skerry.v1.ListFilesRequest
-	3,  // 19: skerry.v1.FileService.ReadFile:input_type -> skerry.v1.ReadFileRequest
-	5,  // 20: skerry.v1.FileService.WriteFile:input_type -> skerry.v1.WriteFileRequest
-	7,  // 21: skerry.v1.FileService.UploadFile:input_type -> skerry.v1.UploadFileRequest
-	10, // 22: skerry.v1.FileService.DownloadFile:input_type -> skerry.v1.DownloadFileRequest
-	12, // 23: skerry.v1.FileService.FileHistory:input_type -> skerry.v1.FileHistoryRequest
-	1,  // 24: skerry.v1.FileService.ListFiles:output_type -> skerry.v1.ListFilesResponse
-	4,  // 25: skerry.v1.FileService.ReadFile:output_type -> skerry.v1.ReadFileResponse
-	6,  // 26: skerry.v1.FileService.WriteFile:output_type -> skerry.v1.WriteFileResponse
-	9,  // 27: skerry.v1.FileService.UploadFile:output_type -> skerry.v1.UploadFileResponse
-	11, // 28: skerry.v1.FileService.DownloadFile:output_type -> skerry.v1.DownloadFileResponse
-	13, // 29: skerry.v1.FileService.FileHistory:output_type -> skerry.v1.FileHistoryResponse
-	24, // [24:30] is the sub-list for method output_type
-	18, // [18:24] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	17, // 14: skerry.v1.DeleteFileRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	19, // 15: skerry.v1.DeleteFileResponse.snapshot:type_name -> skerry.v1.Snapshot
+	20, // 16: skerry.v1.DeleteFileResponse.changes:type_name -> skerry.v1.Changes
+	17, // 17: skerry.v1.FileHistoryRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	16, // 18: skerry.v1.FileHistoryResponse.revisions:type_name -> skerry.v1.FileRevision
+	2,  // 19: skerry.v1.FileRevision.file:type_name -> skerry.v1.FileInfo
+	21, // 20: skerry.v1.FileRevision.revision:type_name -> skerry.v1.Revision
+	0,  // 21: skerry.v1.FileService.ListFiles:input_type -> skerry.v1.ListFilesRequest
+	3,  // 22: skerry.v1.FileService.ReadFile:input_type -> skerry.v1.ReadFileRequest
+	5,  // 23: skerry.v1.FileService.WriteFile:input_type -> skerry.v1.WriteFileRequest
+	7,  // 24: skerry.v1.FileService.UploadFile:input_type -> skerry.v1.UploadFileRequest
+	10, // 25: skerry.v1.FileService.DownloadFile:input_type -> skerry.v1.DownloadFileRequest
+	12, // 26: skerry.v1.FileService.DeleteFile:input_type -> skerry.v1.DeleteFileRequest
+	14, // 27: skerry.v1.FileService.FileHistory:input_type -> skerry.v1.FileHistoryRequest
+	1,  // 28: skerry.v1.FileService.ListFiles:output_type -> skerry.v1.ListFilesResponse
+	4,  // 29: skerry.v1.FileService.ReadFile:output_type -> skerry.v1.ReadFileResponse
+	6,  // 30: skerry.v1.FileService.WriteFile:output_type -> skerry.v1.WriteFileResponse
+	9,  // 31: skerry.v1.FileService.UploadFile:output_type -> skerry.v1.UploadFileResponse
+	11, // 32: skerry.v1.FileService.DownloadFile:output_type -> skerry.v1.DownloadFileResponse
+	13, // 33: skerry.v1.FileService.DeleteFile:output_type -> skerry.v1.DeleteFileResponse
+	15, // 34: skerry.v1.FileService.FileHistory:output_type -> skerry.v1.FileHistoryResponse
+	28, // [28:35] is the sub-list for method output_type
+	21, // [21:28] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_skerry_v1_file_proto_init() }
@@ -1413,7 +1544,7 @@ func file_skerry_v1_file_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_file_proto_rawDesc), len(file_skerry_v1_file_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1036,7 +1036,7 @@ type Revision struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Snapshot *Snapshot              `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	Time     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// "execution", "write", "upload", "restore", "repair" or "recovery" (what a crash left uncommitted).
+	// "execution", "write", "upload", "restore", "delete", "repair" or "recovery" (what a crash left uncommitted).
 	SourceKind string `protobuf:"bytes,3,opt,name=source_kind,json=sourceKind,proto3" json:"source_kind,omitempty"`
 	// Execution id, the path written, or the snapshot restored and the path.
 	Source        string `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`

@@ -44,6 +44,8 @@ const (
 	// FileServiceDownloadFileProcedure is the fully-qualified name of the FileService's DownloadFile
 	// RPC.
 	FileServiceDownloadFileProcedure = "/skerry.v1.FileService/DownloadFile"
+	// FileServiceDeleteFileProcedure is the fully-qualified name of the FileService's DeleteFile RPC.
+	FileServiceDeleteFileProcedure = "/skerry.v1.FileService/DeleteFile"
 	// FileServiceFileHistoryProcedure is the fully-qualified name of the FileService's FileHistory RPC.
 	FileServiceFileHistoryProcedure = "/skerry.v1.FileService/FileHistory"
 )
@@ -60,6 +62,10 @@ type FileServiceClient interface {
 	UploadFile(context.Context) *connect.ClientStreamForClient[v1.UploadFileRequest, v1.UploadFileResponse]
 	// DownloadFile streams raw bytes: one header, then data.
 	DownloadFile(context.Context, *connect.Request[v1.DownloadFileRequest]) (*connect.ServerStreamForClient[v1.DownloadFileResponse], error)
+	// DeleteFile takes a file, symlink or directory out and commits. It also works
+	// in a workspace that needs repair, so that an agent can make room when its own
+	// command has filled the disk; the repair then commits.
+	DeleteFile(context.Context, *connect.Request[v1.DeleteFileRequest]) (*connect.Response[v1.DeleteFileResponse], error)
 	// FileHistory lists the commits that changed one path, newest first.
 	FileHistory(context.Context, *connect.Request[v1.FileHistoryRequest]) (*connect.Response[v1.FileHistoryResponse], error)
 }
@@ -105,6 +111,12 @@ func NewFileServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(fileServiceMethods.ByName("DownloadFile")),
 			connect.WithClientOptions(opts...),
 		),
+		deleteFile: connect.NewClient[v1.DeleteFileRequest, v1.DeleteFileResponse](
+			httpClient,
+			baseURL+FileServiceDeleteFileProcedure,
+			connect.WithSchema(fileServiceMethods.ByName("DeleteFile")),
+			connect.WithClientOptions(opts...),
+		),
 		fileHistory: connect.NewClient[v1.FileHistoryRequest, v1.FileHistoryResponse](
 			httpClient,
 			baseURL+FileServiceFileHistoryProcedure,
@@ -121,6 +133,7 @@ type fileServiceClient struct {
 	writeFile    *connect.Client[v1.WriteFileRequest, v1.WriteFileResponse]
 	uploadFile   *connect.Client[v1.UploadFileRequest, v1.UploadFileResponse]
 	downloadFile *connect.Client[v1.DownloadFileRequest, v1.DownloadFileResponse]
+	deleteFile   *connect.Client[v1.DeleteFileRequest, v1.DeleteFileResponse]
 	fileHistory  *connect.Client[v1.FileHistoryRequest, v1.FileHistoryResponse]
 }
 
@@ -149,6 +162,11 @@ func (c *fileServiceClient) DownloadFile(ctx context.Context, req *connect.Reque
 	return c.downloadFile.CallServerStream(ctx, req)
 }
 
+// DeleteFile calls skerry.v1.FileService.DeleteFile.
+func (c *fileServiceClient) DeleteFile(ctx context.Context, req *connect.Request[v1.DeleteFileRequest]) (*connect.Response[v1.DeleteFileResponse], error) {
+	return c.deleteFile.CallUnary(ctx, req)
+}
+
 // FileHistory calls skerry.v1.FileService.FileHistory.
 func (c *fileServiceClient) FileHistory(ctx context.Context, req *connect.Request[v1.FileHistoryRequest]) (*connect.Response[v1.FileHistoryResponse], error) {
 	return c.fileHistory.CallUnary(ctx, req)
@@ -166,6 +184,10 @@ type FileServiceHandler interface {
 	UploadFile(context.Context, *connect.ClientStream[v1.UploadFileRequest]) (*connect.Response[v1.UploadFileResponse], error)
 	// DownloadFile streams raw bytes: one header, then data.
 	DownloadFile(context.Context, *connect.Request[v1.DownloadFileRequest], *connect.ServerStream[v1.DownloadFileResponse]) error
+	// DeleteFile takes a file, symlink or directory out and commits. It also works
+	// in a workspace that needs repair, so that an agent can make room when its own
+	// command has filled the disk; the repair then commits.
+	DeleteFile(context.Context, *connect.Request[v1.DeleteFileRequest]) (*connect.Response[v1.DeleteFileResponse], error)
 	// FileHistory lists the commits that changed one path, newest first.
 	FileHistory(context.Context, *connect.Request[v1.FileHistoryRequest]) (*connect.Response[v1.FileHistoryResponse], error)
 }
@@ -207,6 +229,12 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(fileServiceMethods.ByName("DownloadFile")),
 		connect.WithHandlerOptions(opts...),
 	)
+	fileServiceDeleteFileHandler := connect.NewUnaryHandler(
+		FileServiceDeleteFileProcedure,
+		svc.DeleteFile,
+		connect.WithSchema(fileServiceMethods.ByName("DeleteFile")),
+		connect.WithHandlerOptions(opts...),
+	)
 	fileServiceFileHistoryHandler := connect.NewUnaryHandler(
 		FileServiceFileHistoryProcedure,
 		svc.FileHistory,
@@ -225,6 +253,8 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 			fileServiceUploadFileHandler.ServeHTTP(w, r)
 		case FileServiceDownloadFileProcedure:
 			fileServiceDownloadFileHandler.ServeHTTP(w, r)
+		case FileServiceDeleteFileProcedure:
+			fileServiceDeleteFileHandler.ServeHTTP(w, r)
 		case FileServiceFileHistoryProcedure:
 			fileServiceFileHistoryHandler.ServeHTTP(w, r)
 		default:
@@ -254,6 +284,10 @@ func (UnimplementedFileServiceHandler) UploadFile(context.Context, *connect.Clie
 
 func (UnimplementedFileServiceHandler) DownloadFile(context.Context, *connect.Request[v1.DownloadFileRequest], *connect.ServerStream[v1.DownloadFileResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.FileService.DownloadFile is not implemented"))
+}
+
+func (UnimplementedFileServiceHandler) DeleteFile(context.Context, *connect.Request[v1.DeleteFileRequest]) (*connect.Response[v1.DeleteFileResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.FileService.DeleteFile is not implemented"))
 }
 
 func (UnimplementedFileServiceHandler) FileHistory(context.Context, *connect.Request[v1.FileHistoryRequest]) (*connect.Response[v1.FileHistoryResponse], error) {
