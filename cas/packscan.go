@@ -67,7 +67,7 @@ func (s *packScanner) window(off, n int64) ([]byte, error) {
 		got, err = readAround(s.r, s.buf, off)
 	}
 	s.buf = s.buf[:got]
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	return s.buf[:min(n, int64(got))], nil
