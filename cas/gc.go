@@ -2,6 +2,7 @@ package cas
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -50,7 +51,7 @@ func (s *Store) GC(ctx context.Context, o GCOptions) (GCReport, error) {
 	start := time.Now()
 	g := &collection{store: s, opt: o, stop: ctx.Err}
 	defer g.finish()
-	if err := g.run(); err != nil {
+	if err := s.onIndex(g.run); err != nil {
 		return g.report, fmt.Errorf("collect garbage: %w", err)
 	}
 	g.report.Duration = time.Since(start)
@@ -181,8 +182,8 @@ func (g *collection) bury() error {
 		if err := g.marker.touched(g.store.touches.drain()); err != nil {
 			return err
 		}
-		if err := g.stop(); err != nil || g.tryBury() {
-			return err
+		if err := errors.Join(g.stop(), g.store.index.failed()); err != nil || g.tryBury() {
+			return errors.Join(err, g.store.index.failed())
 		}
 	}
 }
@@ -193,6 +194,9 @@ func (g *collection) tryBury() bool {
 	defer t.mu.Unlock()
 	if len(t.fresh) > 0 {
 		return false
+	}
+	if g.store.index.failed() != nil { // something that is there was answered not to be
+		return true
 	}
 	dead := make(map[*indexRun][]uint64)
 	for i, run := range g.marker.runs {

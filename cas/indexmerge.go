@@ -75,7 +75,9 @@ func (m *indexMerger) close() {
 // mergeIndex merges runs until there are few enough.
 func (s *Store) mergeIndex(stop func() error) error {
 	for {
-		if more, err := s.mergeSome(stop); err != nil || !more {
+		var more bool
+		err := s.onIndex(func() (err error) { more, err = s.mergeSome(stop); return err })
+		if err != nil || !more {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	mathbits "math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // objectIndex answers where an object is: the open pack's part lives in
@@ -15,6 +16,7 @@ type objectIndex struct {
 	open  map[Digest]loc
 	older []indexEntry // records of the open pack that open has newer ones of
 	runs  []*indexRun  // by range, the newest last
+	fault atomic.Pointer[indexFault]
 }
 
 func newObjectIndex() *objectIndex { return &objectIndex{open: make(map[Digest]loc)} }
@@ -25,12 +27,10 @@ func (x *objectIndex) find(d Digest) (loc, bool) {
 	if l, ok := x.open[d]; ok {
 		return l, true
 	}
-	for i := len(x.runs) - 1; i >= 0; i-- {
-		if l, ok := x.runs[i].find(d); ok {
-			return l, true
-		}
+	if len(x.runs) == 0 {
+		return loc{}, false
 	}
-	return loc{}, false
+	return x.findSealed(d)
 }
 
 func (x *objectIndex) has(d Digest) bool {
@@ -214,7 +214,16 @@ func (x *objectIndex) digestAt(pack uint64, off int64) Digest {
 			return e.digest
 		}
 	}
-	for _, r := range x.runs {
+	var found Digest
+	_ = guarded(x.fail, func() error { // a fault is told by the store's next call
+		found = digestInRuns(x.runs, pack, off)
+		return nil
+	})
+	return found
+}
+
+func digestInRuns(runs []*indexRun, pack uint64, off int64) Digest {
+	for _, r := range runs {
 		if pack < r.first || pack > r.last {
 			continue
 		}

@@ -100,7 +100,7 @@ func (s *Store) restore(ctx context.Context, tree Digest, dest string, o Restore
 	if err := vacant(dest, o.Replace); err != nil {
 		return RestoreResult{}, err
 	}
-	temp := filepath.Join(filepath.Dir(dest), restorePrefix+rand.Text())
+	temp := filepath.Join(filepath.Dir(dest), besideName(dest)+rand.Text())
 	if err := os.Mkdir(temp, 0o700); err != nil {
 		return RestoreResult{}, err
 	}
@@ -111,7 +111,11 @@ func (s *Store) restore(ctx context.Context, tree Digest, dest string, o Restore
 	return r.res, nil
 }
 
-const restorePrefix = ".skerry-restore-"
+// besideName begins the names that a restore to dest has beside it. It tells
+// them from those of other destinations there; dest's own name may be too long.
+func besideName(dest string) string {
+	return fmt.Sprintf(".skerry-restore-%.8s-", DigestOf([]byte(filepath.Base(dest))).Hex())
+}
 
 // vacant reports an error unless dest is missing, an empty directory or, if
 // it may be replaced, a directory.
@@ -166,16 +170,16 @@ func exchange(temp, dest string) error {
 
 // EndRestores removes what restores to dest left beside it when they were
 // interrupted. Where the exchange took two steps and a crash hit between them,
-// dest gets its old content back. Nothing may be restored to dest meanwhile, nor
-// to anything else in the same directory: what it left could not be told apart.
+// dest gets its old content back. Nothing may be restored to dest meanwhile.
 func EndRestores(dest string) error {
-	parent := filepath.Dir(filepath.Clean(dest))
+	dest = filepath.Clean(dest)
+	parent := filepath.Dir(dest)
 	left, err := os.ReadDir(parent)
 	if err != nil {
 		return err
 	}
 	for _, x := range left {
-		if !strings.HasPrefix(x.Name(), restorePrefix) {
+		if !strings.HasPrefix(x.Name(), besideName(dest)) {
 			continue
 		}
 		name := filepath.Join(parent, x.Name())

@@ -246,6 +246,9 @@ func (s *Store) enter(ctx context.Context) (release func(), err error) {
 	if s.closed {
 		return nil, ErrClosed
 	}
+	if err := s.index.failed(); err != nil {
+		return nil, err
+	}
 	s.users++
 	return s.leave, nil
 }

@@ -202,3 +202,28 @@ func TestRestoreOneEntry(t *testing.T) {
 		}
 	}
 }
+
+// TestEndRestoresLeavesOthersAlone: what another destination's restore has in
+// the same directory is not this one's.
+func TestEndRestoresLeavesOthersAlone(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	for _, made := range []string{besideName(a) + "X", besideName(a) + "Y.old", besideName(b) + "X", besideName(b) + "Y.old"} {
+		writeFile(t, filepath.Join(dir, made, "f"), made)
+	}
+	if err := EndRestores(a); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, x := range left {
+		names = append(names, x.Name())
+	}
+	want := []string{besideName(b) + "X", besideName(b) + "Y.old", "a"}
+	if strings.Join(names, " ") != strings.Join(want, " ") {
+		t.Fatalf("left %v, want %v", names, want)
+	}
+}

@@ -180,6 +180,9 @@ func casRestore(f *casFlags) *cobra.Command {
 				if o.CacheKey, err = headName("", args[1]); err != nil {
 					return err
 				}
+				if err := cas.EndRestores(args[1]); err != nil && !errors.Is(err, os.ErrNotExist) { // of a run that was interrupted
+					return err
+				}
 				res, err := s.Restore(cmd.Context(), tree, args[1], o)
 				r = restoreReport{tree, res.Files, res.Dirs, res.Symlinks, res.Links, res.Bytes, res.ClonedBytes, res.SkippedTotal, res.NoXattrsTotal, 0}
 				return errors.Join(err, res.NotRemoved)

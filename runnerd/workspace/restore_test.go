@@ -154,13 +154,14 @@ func TestInterruptedRestoreIsEnded(t *testing.T) {
 	shell(t, w, scene)
 	commit(t, w, "execution:1")
 	want := listing(t, w)
-	if err := os.Rename(w.Tree(), w.dir+"/.skerry-restore-AAAA.old"); err != nil {
+	left := w.dir + "/.skerry-restore-" + cas.DigestOf([]byte("tree")).Hex()[:8] + "-AAAA"
+	if err := os.Rename(w.Tree(), left+".old"); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(w.dir+"/.skerry-restore-AAAA/half", 0o700); err != nil {
+	if err := os.MkdirAll(left+"/half", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(w.dir+"/.skerry-restore-AAAA/half", 0o500); err != nil {
+	if err := os.Chmod(left+"/half", 0o500); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.makeDirs(); err != nil {
