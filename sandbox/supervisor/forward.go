@@ -47,6 +47,7 @@ const (
 	// there: its daemon restarts.
 	gatewayPatience = 10 * time.Second
 	gatewayPoll     = 50 * time.Millisecond
+	lingerTime      = time.Second
 )
 
 // gatewayGone is what a client hears when the gateway stays away.
@@ -143,8 +144,9 @@ func (f *forwarder) serve(client *os.File) {
 		pipe(gateway, client)
 	}()
 	pipe(client, gateway)
-	// The gateway has said all: what the client still sends reaches nobody.
-	_ = shutdown(client, unix.SHUT_RD)
+	// The gateway has said all. Closing now, with the client still sending, would
+	// reset its connection and lose what it has not read yet.
+	_ = client.SetReadDeadline(time.Now().Add(lingerTime))
 	<-up
 }
 
@@ -176,28 +178,27 @@ func connectUnix(path string) (int, error) {
 	return fd, nil
 }
 
-// pipe moves bytes until from ends, and tells to so.
+// pipe moves bytes until from ends, and tells to so. What to does not take any
+// more is read all the same for a moment, see serve.
 func pipe(to, from *os.File) {
 	buf := make([]byte, forwardBuffer)
-	for {
+	for taken := true; ; {
 		n, err := from.Read(buf)
-		if n > 0 {
+		if n > 0 && taken {
 			if _, werr := to.Write(buf[:n]); werr != nil {
-				_ = shutdown(from, unix.SHUT_RD)
-				break
+				taken = false
+				_ = from.SetReadDeadline(time.Now().Add(lingerTime))
 			}
 		}
 		if err != nil {
 			break
 		}
 	}
-	_ = shutdown(to, unix.SHUT_WR)
+	endWriting(to)
 }
 
-func shutdown(f *os.File, how int) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
+func endWriting(f *os.File) {
+	if raw, err := f.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })
 	}
-	return raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), how) })
 }
