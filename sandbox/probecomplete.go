@@ -99,7 +99,7 @@ func (p *prober) greet(dir string) (stop func(), err error) {
 	}
 	l.SetUnlinkOnClose(false)
 	if err := os.Chmod(name, 0o666); err != nil {
-		l.Close()
+		_ = l.Close()
 		return nil, err
 	}
 	done := make(chan struct{})
@@ -111,10 +111,10 @@ func (p *prober) greet(dir string) (stop func(), err error) {
 				return
 			}
 			_, _ = c.Write([]byte(egressHello + "\n"))
-			c.Close()
+			_ = c.Close()
 		}
 	}()
-	return func() { l.Close(); <-done }, nil
+	return func() { _ = l.Close(); <-done }, nil
 }
 
 func onlyLoopback(seen []string) bool {

@@ -50,8 +50,8 @@ func (x *exchange) serve(client bufferedConn, q *request) {
 		x.refuse(client, x.reachFailure(err))
 		return
 	}
-	defer server.Close()
-	defer context.AfterFunc(x.s.ctx, func() { server.Close() })()
+	defer func() { _ = server.Close() }()
+	defer context.AfterFunc(x.s.ctx, func() { _ = server.Close() })()
 	x.decision, x.address = allowed, server.RemoteAddr().String()
 	f := newFlow(p)
 	to := &flowConn{Conn: server, f: f, read: x.countDown, wrote: x.countUp}

@@ -34,12 +34,12 @@ func (x *exchange) forward(from, to *flowConn, client bufferedConn, q *request) 
 	go func() {
 		err := sendBody(to, from, q.length)
 		if isRefusal(err) {
-			to.Close() // or else the answer would be waited for
+			_ = to.Close() // or else the answer would be waited for
 		}
 		sent <- err
 	}()
 	started, err := x.answer(from, to, q.method)
-	to.Close()
+	_ = to.Close()
 	from.f.stop() // the sender may still wait for the client
 	_ = client.SetReadDeadline(time.Now())
 	if bodyErr := <-sent; isRefusal(bodyErr) {

@@ -173,7 +173,7 @@ func listen(dir, name string, gid int) (*net.UnixListener, error) {
 	}
 	l.SetUnlinkOnClose(false) // the name is gone by then
 	if err := os.Chmod(path, 0o666); err != nil {
-		l.Close()
+		_ = l.Close()
 		return nil, err
 	}
 	return l, nil

@@ -52,7 +52,7 @@ func newSession(g *Gateway, execution string, p *Policy, dir string, l *net.Unix
 
 func (s *session) close() {
 	s.cancel()
-	s.listener.Close()
+	_ = s.listener.Close()
 }
 
 // serve accepts until the session is closed.
@@ -98,7 +98,7 @@ func (s *session) leave() {
 
 // turnAway answers without having read anything.
 func (s *session) turnAway(conn net.Conn, r *refusal) {
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	x := &exchange{s: s, began: time.Now()}
 	x.refuse(conn, r)
 	x.audit()
@@ -107,8 +107,8 @@ func (s *session) turnAway(conn net.Conn, r *refusal) {
 // handle serves one connection to its end.
 func (s *session) handle(conn net.Conn) {
 	defer s.leave()
-	defer conn.Close()
-	defer context.AfterFunc(s.ctx, func() { conn.Close() })()
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
 	x := &exchange{s: s, began: time.Now()}
 	defer func() {
 		if p := recover(); p != nil { // one client must not end the daemon

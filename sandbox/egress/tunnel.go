@@ -110,15 +110,15 @@ func join(client, server *flowConn) error {
 	go func() {
 		err := transfer(server, client)
 		if err != nil {
-			server.Close()
-			client.Close()
+			_ = server.Close()
+			_ = client.Close()
 		}
 		up <- err
 	}()
 	down := transfer(client, server)
 	if down != nil {
-		server.Close()
-		client.Close()
+		_ = server.Close()
+		_ = client.Close()
 	}
 	return firstCause(<-up, down)
 }

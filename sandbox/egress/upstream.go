@@ -85,7 +85,7 @@ func (u *Upstream) dial(ctx context.Context, dial dialFunc) (net.Conn, error) {
 	if err == nil && u.url.Scheme == "https" {
 		secure := tls.Client(conn, &tls.Config{ServerName: u.url.Hostname(), MinVersion: tls.VersionTLS12})
 		if err = secure.HandshakeContext(ctx); err != nil {
-			conn.Close()
+			_ = conn.Close()
 		}
 		conn = secure
 	}
@@ -104,11 +104,11 @@ func (u *Upstream) tunnel(ctx context.Context, dial dialFunc, t target) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	_ = conn.SetDeadline(time.Now().Add(reachTimeout))
 	out, err := u.ask(conn, t)
 	if err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, err
 	}
 	_ = conn.SetDeadline(time.Time{})
@@ -123,7 +123,7 @@ func (u *Upstream) ask(conn net.Conn, t target) (net.Conn, error) {
 	}
 	head := &cappedReader{r: conn, left: maxHeadBytes}
 	r := bufio.NewReader(head)
-	res, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+	res, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // its body is the tunnel
 	if err != nil {
 		return nil, unreachable
 	}

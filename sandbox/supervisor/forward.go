@@ -158,7 +158,7 @@ func (f *forwarder) dial() (*os.File, error) {
 			return os.NewFile(uintptr(fd), "gateway"), nil
 		}
 		// EAGAIN: the gateway's queue is full.
-		absent := err == unix.ECONNREFUSED || err == unix.ENOENT || err == unix.EAGAIN
+		absent := errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAGAIN)
 		if !absent || time.Now().After(deadline) {
 			return nil, err
 		}
