@@ -25,9 +25,25 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"skerry.internal/sandbox"
+	"skerry.internal/sandbox/sandboxtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// shimBinary is built once for all tests.
+var shimBinary string
+
+func TestMain(m *testing.M) {
+	code, err := sandboxtest.Main(m, &shimBinary)
+	if err == nil && code == 0 {
+		err = goleak.Find()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // names is a resolver whose answers are taken in turn, the last one for ever.
 type names struct {
@@ -65,7 +81,7 @@ type fixture struct {
 	dials []string
 }
 
-const testSocket = "gateway.sock"
+const testSocket = sandbox.EgressSocket
 
 // newFixture opens a gateway whose policy "test" has the given rules. Names
 // resolve as answers say. Connections to the addresses in public, which stand
@@ -272,4 +288,9 @@ func secureWeb(t testing.TB, h http.HandlerFunc, dnsNames ...string) (address st
 	t.Helper()
 	cert, pool := certificate(t, dnsNames...)
 	return serveOn(t, tls.NewListener(listenTCP(t), &tls.Config{Certificates: []tls.Certificate{cert}}), h), pool
+}
+
+func tlsListener(t testing.TB, cert tls.Certificate) net.Listener {
+	t.Helper()
+	return tls.NewListener(listenTCP(t), &tls.Config{Certificates: []tls.Certificate{cert}})
 }

@@ -61,6 +61,9 @@ func (s *session) serve() {
 	for {
 		conn, err := s.listener.Accept()
 		if errors.Is(err, net.ErrClosed) || s.ctx.Err() != nil {
+			if err == nil {
+				_ = conn.Close() // accepted while the end came
+			}
 			s.flushSuppressed()
 			return
 		}

@@ -120,16 +120,21 @@ func join(client, server *flowConn) error {
 		_ = server.Close()
 		_ = client.Close()
 	}
-	return firstCause(<-up, down)
+	return endOf(<-up, down)
 }
 
-// firstCause prefers an error that tells more than that the other direction
-// closed the connection.
-func firstCause(a, b error) error {
-	if a == nil || errors.Is(a, net.ErrClosed) {
-		return b
+// endOf says why a tunnel ended; nil is a normal end. Once the server has ended
+// its side, what the client still sends is lost as a matter of course.
+func endOf(up, down error) error {
+	switch {
+	case isRefusal(up):
+		return up
+	case down == nil, isRefusal(down):
+		return down
+	case up == nil || errors.Is(up, net.ErrClosed):
+		return down
 	}
-	return a
+	return up
 }
 
 func transfer(to, from *flowConn) error {
