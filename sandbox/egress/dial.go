@@ -29,10 +29,10 @@ func judge(p *Policy, t target) *refusal {
 	switch {
 	case p.allows(t):
 		return nil
-	case t.host == "":
-		return deny(reasonAddress, "addresses are reached only where the policy lists the very address and port")
 	case len(p.Allow) == 0:
 		return deny(reasonRemoved, "the policy is no longer in the runner's configuration, or allows nothing")
+	case t.host == "":
+		return deny(reasonAddress, "addresses are reached only where the policy lists the very address and port")
 	}
 	return deny(reasonNotAllowed, "this host and port are not on the allowlist")
 }
