@@ -178,6 +178,33 @@ func TestNetworkPolicyRemoved(t *testing.T) {
 	}
 }
 
+// A server with a private address is reached by a name of the host's own file
+// once the policy has both, and not before.
+func TestNetworkOfASite(t *testing.T) {
+	address := page(t)
+	_, port, _ := net.SplitHostPort(address)
+	l, err := net.Listen("tcp", "127.0.0.1:"+port)
+	if err != nil {
+		t.Skipf("the port is taken on 127.0.0.1: %v", err)
+	}
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "for "+r.Host) })}
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { s.Close() })
+	name := "localhost:" + port
+	for rules, want := range map[string]string{
+		fmt.Sprintf("%q", name): "special_address",
+		fmt.Sprintf("%q, '127.0.0.1:%s', '[::1]:%s'", name, port, port): "for " + name,
+	} {
+		file := writeFile(t, filepath.Join(t.TempDir(), "runnerd.yaml"), "network: {default: site, policies: {site: {public: true, allow: ["+rules+"]}}}\n")
+		d := newDevWith(t, []string{"--runner-config", file})
+		e := d.admin().sh(t, strings.Replace(fetch(name), "tail -1", "cat", 1))
+		if !strings.Contains(e.Stdout.GetText(), want) || e.Command.Network != "site" {
+			t.Errorf("rules %s: %v", rules, e)
+		}
+		d.stop()
+	}
+}
+
 // Executions one after the other leave no descriptor or directory behind.
 func TestNetworkLeavesNothing(t *testing.T) {
 	address := page(t)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Resolver finds the addresses of a name. *net.Resolver is one.
+// Resolver finds the addresses of a complete name, which ends in a dot.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }

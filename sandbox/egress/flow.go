@@ -16,8 +16,13 @@ type flow struct {
 	end  time.Time
 	from time.Time
 	last atomic.Int64 // of the last byte, nanoseconds after from
+	half atomic.Bool  // one side has ended
 	over atomic.Bool
 }
+
+// halfIdle is the idle time of a flow that one side has ended: a client that is
+// gone looks like one that only has nothing more to say.
+const halfIdle = 30 * time.Second
 
 func newFlow(p *Policy) *flow {
 	now := time.Now()
@@ -98,9 +103,13 @@ func (f *flow) deadline() time.Time {
 	if f.over.Load() {
 		return f.from
 	}
-	idle := f.from.Add(time.Duration(f.last.Load()) + f.idle)
-	if idle.Before(f.end) {
-		return idle
+	idle := f.idle
+	if f.half.Load() {
+		idle = min(idle, halfIdle)
+	}
+	at := f.from.Add(time.Duration(f.last.Load()) + idle)
+	if at.Before(f.end) {
+		return at
 	}
 	return f.end
 }

@@ -169,7 +169,7 @@ func readAnswer(r *bufio.Reader, method string) (*http.Response, error) {
 }
 
 func answerHead(res *http.Response, length int64, bodiless bool) string {
-	drop := slices.Clone(hopByHop)
+	drop := append(slices.Clone(hopByHop), "skerry-egress") // only the gateway speaks for itself
 	for _, value := range res.Header.Values("Connection") {
 		for name := range strings.SplitSeq(value, ",") {
 			drop = append(drop, strings.ToLower(strings.TrimSpace(name)))

@@ -68,7 +68,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Gateway, err
 		cfg.MaxConnections = DefaultMaxConnections
 	}
 	if cfg.Resolver == nil {
-		cfg.Resolver = net.DefaultResolver
+		cfg.Resolver = newHostResolver()
 	}
 	if cfg.dial == nil {
 		cfg.dial = (&net.Dialer{Timeout: connectTimeout, KeepAlive: 30 * time.Second}).DialContext
@@ -144,18 +144,25 @@ func (g *Gateway) open(execution string, p *Policy, gid int) (*session, error) {
 	return s, nil
 }
 
-// listen makes the directory, unless it is there, and a new socket in it.
+// makeDir makes an execution's directory, unless it is there. A user's own
+// group may have other members: it is closed to them.
+func makeDir(dir string, gid int) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return os.Chmod(dir, 0o700)
+	}
+	if err := os.Chown(dir, 0, gid); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o710)
+}
+
+// listen makes a new socket in the execution's directory.
 func listen(dir, name string, gid int) (*net.UnixListener, error) {
-	if err := os.Mkdir(dir, 0o710); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := makeDir(dir, gid); err != nil {
 		return nil, err
-	}
-	if err := os.Chmod(dir, 0o710); err != nil {
-		return nil, err
-	}
-	if os.Geteuid() == 0 {
-		if err := os.Chown(dir, 0, gid); err != nil {
-			return nil, err
-		}
 	}
 	// By way of the descriptor: a socket's path may have no more than 107 bytes.
 	d, err := os.Open(dir)

@@ -100,6 +100,18 @@ func TestIdleAndDuration(t *testing.T) {
 	<-done
 }
 
+// One side's end shortens the time that the other may be silent.
+func TestHalfClosedFlow(t *testing.T) {
+	f := newFlow(&Policy{IdleTimeout: time.Hour, MaxDuration: 2 * time.Hour})
+	if d := time.Until(f.deadline()); d < 50*time.Minute {
+		t.Errorf("whole: %s", d)
+	}
+	f.half.Store(true)
+	if d := time.Until(f.deadline()); d > halfIdle {
+		t.Errorf("half: %s", d)
+	}
+}
+
 // A client that never finishes its request, or never reads the answer, holds
 // nothing for ever.
 func TestSlowClients(t *testing.T) {
@@ -147,7 +159,11 @@ func TestMetricsHaveFewLabels(t *testing.T) {
 func TestSocketsApart(t *testing.T) {
 	f := newFixture(t, nil, nil, nil)
 	info, err := os.Stat(f.dir)
-	if err != nil || info.Mode().Perm() != 0o710 {
+	want := os.FileMode(0o700)
+	if os.Getuid() == 0 {
+		want = 0o710
+	}
+	if err != nil || info.Mode().Perm() != want {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
 	if _, err := f.Open("ex_2", "nothing", 1); !errors.Is(err, ErrNoPolicy) {
@@ -249,5 +265,16 @@ func BenchmarkOpenAndRelease(b *testing.B) {
 			b.Fatal(err)
 		}
 		f.Release(fmt.Sprintf("ex_b%d", i))
+	}
+}
+
+// A head that stalls is answered with the time-out, and with nothing of the host.
+func TestHeadTimeout(t *testing.T) {
+	r := refusalOf(&net.OpError{Op: "read", Net: "unix", Addr: &net.UnixAddr{Name: "/data/secret"}, Err: os.ErrDeadlineExceeded})
+	if r.status != http.StatusRequestTimeout || strings.Contains(r.why, "secret") {
+		t.Errorf("%+v", r)
+	}
+	if gone(r) || !gone(&net.OpError{Op: "read", Err: os.ErrClosed}) {
+		t.Error("a broken connection and a slow one are confused")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 )
 
@@ -64,6 +65,8 @@ func refusalOf(err error) *refusal {
 	switch {
 	case errors.As(err, &r):
 		return r
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &refusal{http.StatusRequestTimeout, malformed, reasonTimeout, fmt.Sprintf("the request's head did not come within %s", headTimeout)}
 	case errors.Is(err, errSpelling):
 		return deny(reasonSpelling, "%v", err)
 	case errors.Is(err, errHeadTooLarge):

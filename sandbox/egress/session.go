@@ -121,8 +121,8 @@ func (s *session) handle(conn net.Conn) {
 	r := bufio.NewReaderSize(conn, 4096)
 	_ = conn.SetReadDeadline(x.began.Add(headTimeout))
 	q, err := readRequest(r)
-	if errors.Is(err, io.EOF) || s.ctx.Err() != nil {
-		return // it never asked for anything
+	if errors.Is(err, io.EOF) || gone(err) || s.ctx.Err() != nil {
+		return // it never asked for anything, or is there no longer
 	}
 	_ = conn.SetReadDeadline(time.Time{})
 	defer x.audit()
@@ -131,6 +131,12 @@ func (s *session) handle(conn net.Conn) {
 		return
 	}
 	x.serve(bufferedConn{conn, r}, q)
+}
+
+// gone says that the connection itself failed.
+func gone(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && !op.Timeout()
 }
 
 // overBytes is a refusal once a byte limit is passed.

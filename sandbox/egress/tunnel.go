@@ -141,6 +141,9 @@ func transfer(to, from *flowConn) error {
 	if _, err := io.Copy(onlyWriter{to}, onlyReader{from}); err != nil {
 		return err
 	}
+	// The other way, which may be waiting, gets its shorter time at once.
+	from.f.half.Store(true)
+	_ = to.SetReadDeadline(from.f.deadline())
 	return ignoreGone(to.CloseWrite())
 }
 
