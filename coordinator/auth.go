@@ -26,6 +26,17 @@ type identity struct {
 	// subject is the agent's name, or the runner's for role "runner".
 	subject string
 	expires time.Time
+	// policies are the network policies that the token names.
+	policies []string
+}
+
+// networks is what a runner is told of the network policies that the caller may
+// name, beside "none" and the runner's public ones.
+func (id identity) networks() string {
+	if id.role == skerryv1.RoleAdmin {
+		return skerryv1.AllNetworks
+	}
+	return strings.Join(id.policies, ",")
 }
 
 type identityKey struct{}
@@ -133,7 +144,7 @@ func (c *Coordinator) authenticate(r *http.Request, now time.Time) (identity, *p
 	case expired(token, now):
 		return identity{}, unauthenticated("the token has expired")
 	}
-	out := identity{tokenID: id, role: token.GetRole(), subject: token.GetSubject()}
+	out := identity{tokenID: id, role: token.GetRole(), subject: token.GetSubject(), policies: token.GetNetworkPolicies()}
 	if token.GetExpires() != nil {
 		out.expires = token.GetExpires().AsTime()
 	}

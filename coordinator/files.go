@@ -107,7 +107,7 @@ func upload(ctx context.Context, to target, in *connect.ClientStream[skerryv1.Up
 	ctx, reset := context.WithCancel(ctx)
 	defer reset()
 	out := to.link.files.UploadFile(ctx)
-	to.address(out.RequestHeader())
+	to.address(ctx, out.RequestHeader())
 	for more := true; more; more = in.Receive() {
 		err := out.Send(in.Msg())
 		if errors.Is(err, io.EOF) {

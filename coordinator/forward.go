@@ -39,7 +39,7 @@ type unary[Req, Res any] func(context.Context, *connect.Request[Req]) (*connect.
 // forward makes the same call to the runner of to and gives its answer.
 func forward[Req, Res any](ctx context.Context, to target, msg *Req, call unary[Req, Res], e effect) (*connect.Response[Res], error) {
 	req := connect.NewRequest(msg)
-	to.address(req.Header())
+	to.address(ctx, req.Header())
 	res, err := call(ctx, req)
 	if err != nil {
 		return nil, to.failure(ctx, err, e)
@@ -54,7 +54,7 @@ func relay[Req, Res any](ctx context.Context, to target, msg *Req, out *connect.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	req := connect.NewRequest(msg)
-	to.address(req.Header())
+	to.address(ctx, req.Header())
 	in, err := call(ctx, req)
 	if err != nil {
 		return to.failure(ctx, err, reads)

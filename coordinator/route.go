@@ -25,7 +25,8 @@ type target struct {
 
 // address sets the headers that the runner trusts. The request is the
 // coordinator's own, so nothing that the caller sent under these names is in it.
-func (t target) address(h http.Header) {
+func (t target) address(ctx context.Context, h http.Header) {
+	h.Set(skerryv1.HeaderNetworks, caller(ctx).networks())
 	h.Set(skerryv1.HeaderAgent, t.workspace.GetAgent())
 	h.Set(skerryv1.HeaderWorkspace, t.workspace.GetId())
 	h.Set(skerryv1.HeaderEpoch, strconv.FormatUint(t.workspace.GetEpoch(), 10))

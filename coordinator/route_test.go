@@ -257,3 +257,28 @@ func TestListExecutionsMergesRunners(t *testing.T) {
 		t.Errorf("the other runner: %v", err)
 	}
 }
+
+// The runner is told which network policies the caller's token may name; what
+// the caller says itself does not count.
+func TestCallsTellTheNetworkPolicies(t *testing.T) {
+	k := start(t)
+	r := k.runner("r1")
+	admin := k.as(k.token("admin", "root"))
+	made := must[skerryv1.CreateTokenResponse](t)(admin.tokens.CreateToken(t.Context(),
+		connect.NewRequest(&skerryv1.CreateTokenRequest{Subject: "ann", NetworkPolicies: []string{"pypi", "conda"}})))
+	if got := strings.Join(made.GetToken().GetNetworkPolicies(), " "); got != "pypi conda" {
+		t.Errorf("the token names %s", got)
+	}
+	for _, c := range []struct {
+		client api
+		want   string
+	}{{k.as(made.GetSecret()), "pypi,conda"}, {k.as(k.token("agent", "ben")), ""}, {admin, "*"}} {
+		req := shell("true")
+		req.Header().Set(skerryv1.HeaderNetworks, "*")
+		must[skerryv1.RunShellResponse](t)(c.client.executions.RunShell(t.Context(), req))
+		headers := r.Headers()[len(r.Headers())-1]
+		if got := headers.Values(skerryv1.HeaderNetworks); len(got) != 1 || got[0] != c.want {
+			t.Errorf("told %q, want %q", got, c.want)
+		}
+	}
+}

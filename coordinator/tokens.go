@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"regexp"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ import (
 const (
 	maxDescription = 256
 	maxExpires     = 10 * 365 * 24 * time.Hour
+	maxPolicies    = 64
 )
 
 // namePattern is what agents, runners and projects may be called.
@@ -67,7 +69,7 @@ func newToken(req *skerryv1.CreateTokenRequest, now time.Time) (*raftlogv1.Token
 	part := hex.EncodeToString(raw[:])
 	hash := sha256.Sum256([]byte(part))
 	token := &raftlogv1.Token{Id: id, Hash: hash[:], Role: role, Subject: req.GetSubject(),
-		Project: req.GetProject(), Description: req.GetDescription()}
+		Project: req.GetProject(), Description: req.GetDescription(), NetworkPolicies: req.GetNetworkPolicies()}
 	if s := req.GetExpiresS(); s != 0 {
 		token.Expires = timestamppb.New(now.Add(time.Duration(s) * time.Second))
 	}
@@ -90,12 +92,33 @@ func checkToken(role string, req *skerryv1.CreateTokenRequest) error {
 	case req.GetExpiresS() > uint64(maxExpires/time.Second):
 		return problem.Limit("expiresS", "315360000 seconds", "use 0 for a token that does not expire")
 	}
+	return checkPolicies(role, req.GetNetworkPolicies())
+}
+
+// checkPolicies: only runners know which policies exist, so that names alone can
+// be checked here.
+func checkPolicies(role string, policies []string) error {
+	if len(policies) > maxPolicies {
+		return problem.Limit("networkPolicies", "64 policies", "name fewer, or mark policies public in the runners' configuration")
+	}
+	if len(policies) > 0 && role != skerryv1.RoleAgent {
+		return problem.Invalid("networkPolicies", "leave them out: an admin token may name all policies, a runner's none", "go with the role agent alone")
+	}
+	for i, name := range policies {
+		field := fmt.Sprintf("networkPolicies[%d]", i)
+		if !namePattern.MatchString(name) {
+			return problem.Invalid(field, nameRemedy, "%.64q is no policy's name", name)
+		}
+		if name == skerryv1.NetworkNone {
+			return problem.Invalid(field, "leave it out", "every token may name %q", name)
+		}
+	}
 	return nil
 }
 
 func apiToken(t *raftlogv1.Token) *skerryv1.Token {
 	return &skerryv1.Token{Id: t.GetId(), Role: t.GetRole(), Subject: t.GetSubject(), Project: t.GetProject(),
-		Description: t.GetDescription(), Created: t.GetCreated(), Expires: t.GetExpires(), Revoked: t.GetRevoked()}
+		Description: t.GetDescription(), NetworkPolicies: t.GetNetworkPolicies(), Created: t.GetCreated(), Expires: t.GetExpires(), Revoked: t.GetRevoked()}
 }
 
 // tokenService is TokenService.

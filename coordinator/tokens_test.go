@@ -58,6 +58,12 @@ func TestTokenRequestsAreChecked(t *testing.T) {
 		reason string
 	}{
 		{&skerryv1.CreateTokenRequest{}, "subject", problem.InvalidArgument},
+		{&skerryv1.CreateTokenRequest{Subject: "a", NetworkPolicies: []string{"pypi", "*"}}, "networkPolicies[1]", problem.InvalidArgument},
+		{&skerryv1.CreateTokenRequest{Subject: "a", NetworkPolicies: []string{"a,b"}}, "networkPolicies[0]", problem.InvalidArgument},
+		{&skerryv1.CreateTokenRequest{Subject: "a", NetworkPolicies: []string{"none"}}, "networkPolicies[0]", problem.InvalidArgument},
+		{&skerryv1.CreateTokenRequest{Subject: "a", NetworkPolicies: make([]string, 65)}, "networkPolicies", problem.LimitExceeded},
+		{&skerryv1.CreateTokenRequest{Subject: "a", Role: "admin", NetworkPolicies: []string{"pypi"}}, "networkPolicies", problem.InvalidArgument},
+		{&skerryv1.CreateTokenRequest{Subject: "a", Role: "runner", NetworkPolicies: []string{"pypi"}}, "networkPolicies", problem.InvalidArgument},
 		{&skerryv1.CreateTokenRequest{Subject: "Ann"}, "subject", problem.InvalidArgument},
 		{&skerryv1.CreateTokenRequest{Subject: ".ann"}, "subject", problem.InvalidArgument},
 		{&skerryv1.CreateTokenRequest{Subject: "a/b"}, "subject", problem.InvalidArgument},

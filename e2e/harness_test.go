@@ -63,6 +63,7 @@ type dev struct {
 	t     testing.TB
 	dir   string
 	extra []string // environment of the daemon
+	args  []string // more of its arguments
 	cmd   *exec.Cmd
 	log   bytes.Buffer
 	ready struct {
@@ -75,7 +76,12 @@ type dev struct {
 // cannot enter, as below /root.
 func newDev(t testing.TB, env ...string) *dev {
 	t.Helper()
-	d := &dev{t: t, extra: env, dir: filepath.Join(t.TempDir(), "private")}
+	return newDevWith(t, nil, env...)
+}
+
+func newDevWith(t testing.TB, args []string, env ...string) *dev {
+	t.Helper()
+	d := &dev{t: t, args: args, extra: env, dir: filepath.Join(t.TempDir(), "private")}
 	if err := os.Mkdir(d.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +110,7 @@ func (d *dev) startAt(address string) {
 	file := filepath.Join(d.dir, "ready.json")
 	_ = os.Remove(file)
 	d.cmd = exec.Command(filepath.Join(binDir, "skerry"), "dev", "--data", filepath.Join(d.dir, "data"), "--listen", address, "--ready-file", file)
+	d.cmd.Args = append(d.cmd.Args, d.args...)
 	d.cmd.Env = append(d.env(), d.extra...)
 	d.cmd.Stderr = &d.log
 	if err := d.cmd.Start(); err != nil {

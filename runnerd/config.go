@@ -46,6 +46,8 @@ type Config struct {
 	Limits    Limits `yaml:"limits"`
 	Store     Store  `yaml:"store"`
 	REAPI     REAPI  `yaml:"reapi"`
+	// Network has the network policies that executions may run under.
+	Network Network `yaml:"network"`
 	// AllowSecretPaths lets file calls touch names such as .ssh and .env.
 	AllowSecretPaths bool    `yaml:"allow_secret_paths"`
 	Sandbox          Sandbox `yaml:"sandbox"`
@@ -154,6 +156,7 @@ func DefaultConfig() Config {
 			WorkspaceQueue: 256, UploadBytes: 64 << 30, WorkspaceBytes: 1 << 40, WorkspaceEntries: 20_000_000},
 		Store: Store{CollectEvery: config.Duration(time.Hour), KeepSnapshots: 1000, MinSnapshots: 10,
 			ScrubEvery: config.Duration(7 * 24 * time.Hour), ScrubRate: 16 << 20, MinFree: 256 << 20, MinFreeInodes: 1000},
+		Network:  Network{Default: "none", Policies: map[string]NetworkPolicy{}, UpstreamProxy: UpstreamProxy{NoProxy: []string{}}},
 		REAPI:    REAPI{MaxBytes: 64 << 30, MaxBlobs: 1_000_000},
 		KeepLogs: config.Duration(30 * 24 * time.Hour), KeepExecutions: 20_000,
 	}
@@ -194,6 +197,9 @@ func (c Config) Validate() error {
 		if n > math.MaxInt64 {
 			return &config.FieldError{Field: field, Problem: "is over 9223372036854775807", Remedy: "use 0 for no limit"}
 		}
+	}
+	if err := c.Network.validate(); err != nil {
+		return err
 	}
 	return c.Log.Validate("log")
 }

@@ -47,6 +47,7 @@ type Daemon struct {
 	journal    *journal.Journal
 	keeper     *upkeep.Keeper
 	cache      *reapi.Server // nil: not served
+	launcher   *launcher
 	engine     *execution.Engine
 	workspaces *workspace.Manager
 	handler    http.Handler
@@ -82,10 +83,11 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o711); err != nil {
 		return fmt.Errorf("data_dir: %w", err)
 	}
-	launcher, err := newLauncher(ctx, cfg, d.deps.Logger)
+	launcher, err := newLauncher(ctx, cfg, d.deps.Logger, d.deps.Metrics)
 	if err != nil {
 		return err
 	}
+	d.launcher = launcher
 	// The store's lock comes first: two daemons on one directory do no harm.
 	if d.store, err = cas.Open(ctx, filepath.Join(cfg.DataDir, "cas"), cas.Config{Logger: d.deps.Logger}); err != nil {
 		return fmt.Errorf("open store: %w", err)
@@ -114,7 +116,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 		return err
 	}
 	d.handler = rpc.New(rpc.Config{Name: cfg.Name, Version: d.deps.Version, Labels: cfg.Labels, Slots: cfg.slots(), Tier: launcher.Tier(),
-		TierAtLeast: launcher.atLeast, DefaultTimeout: cfg.DefaultTimeout.D(), MaxTimeout: cfg.MaxTimeout.D(),
+		TierAtLeast: launcher.atLeast, Networks: launcher.networks(), DefaultTimeout: cfg.DefaultTimeout.D(), MaxTimeout: cfg.MaxTimeout.D(),
 		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
 	return nil
 }
@@ -166,7 +168,10 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.engine.Recover(ctx, recorded)
+	if err := d.engine.Recover(ctx, recorded); err != nil {
+		return err
+	}
+	return d.launcher.net.Sweep()
 }
 
 // attach is called by the coordinator before any other call of a link. A runner
@@ -261,6 +266,9 @@ func (d *Daemon) Close() error {
 	var errs []error
 	if d.engine != nil {
 		d.engine.Close()
+	}
+	if d.launcher != nil {
+		d.launcher.net.Close()
 	}
 	if d.cache != nil {
 		errs = append(errs, d.cache.Close())

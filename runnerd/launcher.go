@@ -5,13 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	skerryv1 "skerry.internal/proto/skerry/v1"
 	"skerry.internal/runnerd/execution"
+	"skerry.internal/runnerd/rpc"
 	"skerry.internal/runnerd/workspace"
 	"skerry.internal/sandbox"
+	"skerry.internal/sandbox/egress"
 	"skerry.internal/sandbox/supervisor"
 )
 
@@ -20,11 +27,12 @@ type launcher struct {
 	cfg  Config
 	host *sandbox.Host
 	shim string
+	net  *egress.Gateway
 }
 
 // newLauncher probes the host. A host that cannot make sandboxes at all, or not
 // as strong ones as the configuration requires, is an error that says why.
-func newLauncher(ctx context.Context, cfg Config, log *slog.Logger) (*launcher, error) {
+func newLauncher(ctx context.Context, cfg Config, log *slog.Logger, reg prometheus.Registerer) (*launcher, error) {
 	shim, err := findShim(cfg.Sandbox.Shim)
 	if err != nil {
 		return nil, err
@@ -51,7 +59,21 @@ func newLauncher(ctx context.Context, cfg Config, log *slog.Logger) (*launcher, 
 		return nil, fmt.Errorf("this host's sandbox tier is %s, but %s is required (sandbox.require_tier):\n%s", report.Tier, required, report)
 	}
 	log.Info("sandbox", "tier", report.Tier)
-	return &launcher{cfg: cfg, host: host, shim: shim}, nil
+	network, err := cfg.Network.gateway(filepath.Join(cfg.DataDir, "egress"), sandbox.EgressSocket, cfg.Name)
+	if err != nil {
+		return nil, err
+	}
+	gateway, err := egress.New(network, log, reg)
+	if err != nil {
+		return nil, err
+	}
+	return &launcher{cfg: cfg, host: host, shim: shim, net: gateway}, nil
+}
+
+// networks is what calls may choose from.
+func (l *launcher) networks() rpc.Networks {
+	n := l.cfg.Network
+	return rpc.Networks{Default: n.Default, All: slices.Sorted(maps.Keys(n.Policies)), Public: n.public(), Missing: l.host.Report().Require(sandbox.NetworkAllowed)}
 }
 
 // findShim gives the supervisor's program: as configured, or beside this one.
@@ -101,6 +123,9 @@ func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, la
 	if w.UID >= 0 {
 		policy.HostUID, policy.HostGID = uint32(w.UID), uint32(w.GID)
 	}
+	if err := l.openNetwork(id, w, launch, &policy); err != nil {
+		return supervisor.Spec{}, err
+	}
 	spec, err := l.host.Command(id, policy)
 	if err != nil {
 		return spec, err
@@ -108,4 +133,40 @@ func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, la
 	spec.Timeout, spec.Grace = launch.Timeout, l.cfg.Grace.D()
 	spec.Log = supervisor.LogLimits{HeadBytes: int64(limits.LogHead), TailBytes: int64(limits.LogTail)}
 	return spec, nil
+}
+
+// openNetwork makes the execution's way to the gateway, if its policy has one.
+func (l *launcher) openNetwork(id string, w *workspace.Workspace, launch execution.Launch, policy *sandbox.Policy) error {
+	if !networked(launch) {
+		return nil
+	}
+	dir, err := l.net.Open(id, launch.Network, gateGroup(w))
+	if errors.Is(err, egress.ErrNoPolicy) {
+		return &execution.RefusedError{Detail: fmt.Sprintf("the network policy %q is no longer in the runner's configuration", launch.Network)}
+	}
+	policy.Network, policy.Egress = sandbox.NetworkAllowlist, dir
+	return err
+}
+
+// Resume implements execution.Launcher.
+func (l *launcher) Resume(id string, w *workspace.Workspace, launch execution.Launch) error {
+	if !networked(launch) {
+		return nil
+	}
+	return l.net.Resume(id, launch.Network, gateGroup(w))
+}
+
+// Release implements execution.Launcher.
+func (l *launcher) Release(id string) { l.net.Release(id) }
+
+func networked(launch execution.Launch) bool {
+	return launch.Network != "" && launch.Network != skerryv1.NetworkNone
+}
+
+// gateGroup is the host's group that may pass the directory of the gateway's socket.
+func gateGroup(w *workspace.Workspace) int {
+	if w.UID < 0 {
+		return os.Getgid()
+	}
+	return w.GID
 }

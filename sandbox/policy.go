@@ -16,6 +16,11 @@ const (
 	HomeDir      = "/home/agent"
 	// InitPath is where the supervisor's binary, pid 1, is seen.
 	InitPath = "/.skerry/init"
+	// EgressDir is where Policy.Egress is seen; it has the gateway's EgressSocket.
+	EgressDir    = "/.skerry/net"
+	EgressSocket = "gateway.sock"
+	// ProxyPort on 127.0.0.1 is where pid 1 leads to the gateway.
+	ProxyPort = 3128
 )
 
 // The user inside every sandbox.
@@ -28,8 +33,13 @@ const (
 // Network is what a sandbox can reach.
 type Network string
 
-// NetworkNone is a network name space with nothing but its own loopback.
-const NetworkNone Network = "none"
+// What a sandbox can reach. Neither has an interface but its own loopback.
+const (
+	NetworkNone Network = "none"
+	// NetworkAllowlist: pid 1 leads connections to ProxyPort to the egress
+	// gateway's socket in Policy.Egress, and nothing else leaves.
+	NetworkAllowlist Network = "allowlist"
+)
 
 // ErrRootInSandbox says that sandboxed code would have run as the host's root.
 var ErrRootInSandbox = errors.New("sandboxed code must not run as the host's uid or gid 0")
@@ -75,7 +85,9 @@ type Policy struct {
 	ShmBytes  int64
 	HomeBytes int64
 
-	Network  Network
+	Network Network
+	// Egress is the host's directory with EgressSocket, for NetworkAllowlist.
+	Egress   string
 	Hostname string
 	// HostUID and HostGID are who the code is on the host. Zero means the
 	// daemon's own, which root may not choose.
@@ -145,8 +157,11 @@ func (p Policy) validate() error {
 	if len(p.Args) == 0 || p.Args[0] == "" {
 		return &PolicyError{"Args", "no program to run", nil}
 	}
-	if p.Network != NetworkNone {
-		return &PolicyError{"Network", fmt.Sprintf("%q is not supported; use %q", p.Network, NetworkNone), nil}
+	if p.Network != NetworkNone && p.Network != NetworkAllowlist {
+		return &PolicyError{"Network", fmt.Sprintf("%q is not supported; use %q or %q", p.Network, NetworkNone, NetworkAllowlist), nil}
+	}
+	if (p.Network == NetworkAllowlist) != (p.Egress != "") {
+		return &PolicyError{"Egress", fmt.Sprintf("the gateway's directory goes with network %q, and with no other", NetworkAllowlist), nil}
 	}
 	if p.Limits.CPUs < 0 || p.Limits.MemoryBytes < 0 || p.Limits.MaxProcs < 0 || p.TmpBytes < 0 || p.ShmBytes < 0 || p.HomeBytes < 0 {
 		return &PolicyError{"Limits", "sizes and limits must not be negative", nil}
@@ -166,6 +181,9 @@ func (p Policy) validatePaths() error {
 	}
 	if p.EnvPrefix != "" {
 		needed = append(needed, struct{ field, path string }{"EnvPrefix", p.EnvPrefix})
+	}
+	if p.Egress != "" {
+		needed = append(needed, struct{ field, path string }{"Egress", p.Egress})
 	}
 	for _, n := range needed {
 		if !filepath.IsAbs(n.path) || filepath.Clean(n.path) != n.path {

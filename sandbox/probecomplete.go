@@ -3,8 +3,10 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"skerry.internal/sandbox/supervisor"
@@ -25,7 +27,7 @@ if unshare -U true 2>/dev/null; then echo "nested yes"; else echo "nested no"; f
 // tryComplete runs the script as an execution like any other and judges what it
 // saw.
 func (p *prober) tryComplete(ctx context.Context, disabledUserns bool) error {
-	seen, failure, err := p.look(ctx)
+	seen, failure, err := p.look(ctx, probeScript, false)
 	if err != nil {
 		return err
 	}
@@ -48,7 +50,71 @@ func (p *prober) tryComplete(ctx context.Context, disabledUserns bool) error {
 	judge(Seccomp, has("Seccomp: 2") && has("NoNewPrivs: 1") && has("CapEff: 0000000000000000") && has("CapBnd: 0000000000000000"), "")
 	judge(NetworkNoneG, onlyLoopback(seen), "")
 	judge(NestedUserns, has("nested no"), choose(disabledUserns, "by bubblewrap and seccomp", "by seccomp"))
+	return p.tryEgress(ctx)
+}
+
+// egressScript asks through the proxy's port and looks for another way.
+const egressScript = `
+( exec 3<>/dev/tcp/127.0.0.1/3128; read -r line <&3; echo "$line" ) 2>/dev/null
+while read -r name rest; do
+  case "$name" in *:*) echo "interface $name";; esac
+done < /proc/net/dev
+`
+
+// egressHello is what the probe's gateway says.
+const egressHello = "gateway reached"
+
+// tryEgress looks whether a sandbox reaches a gateway, and only that.
+func (p *prober) tryEgress(ctx context.Context) error {
+	seen, failure, err := p.look(ctx, egressScript, true)
+	if err != nil {
+		return err
+	}
+	g := Guarantee{Name: NetworkAllowed, Available: failure == "" && slices.Contains(seen, egressHello) && onlyLoopback(seen),
+		Why: "by the egress gateway's socket; no interface"}
+	if !g.Available {
+		g.Why = strings.TrimSpace(failure + " " + strings.Join(seen, "; "))
+		g.Remedy = "a bubblewrap that brings up the loopback interface; until then only network \"none\" works here"
+	}
+	p.add(g)
 	return nil
+}
+
+// greet stands for the gateway of one probe. The directory must be one that the
+// sandbox's user can pass.
+func (p *prober) greet(dir string) (stop func(), err error) {
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return nil, err
+	}
+	// By way of the descriptor, for the path may be too long for a socket.
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	name := fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), EgressSocket)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(name, 0o666); err != nil {
+		_ = l.Close()
+		return nil, err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte(egressHello + "\n"))
+			_ = c.Close()
+		}
+	}()
+	return func() { _ = l.Close(); <-done }, nil
 }
 
 func onlyLoopback(seen []string) bool {
@@ -60,9 +126,9 @@ func onlyLoopback(seen []string) bool {
 	return true
 }
 
-// look runs the script. failure says why it could not, if the sandbox is to
-// blame.
-func (p *prober) look(ctx context.Context) (seen []string, failure string, err error) {
+// look runs the script, with a gateway if egress is set. failure says why it
+// could not, if the sandbox is to blame.
+func (p *prober) look(ctx context.Context, script string, egress bool) (seen []string, failure string, err error) {
 	dir, err := os.MkdirTemp(p.config.StateDir, ".probe-")
 	if err != nil {
 		return nil, "", err
@@ -74,7 +140,15 @@ func (p *prober) look(ctx context.Context) (seen []string, failure string, err e
 			return nil, "", err
 		}
 	}
-	policy := Policy{Workspace: workspace, Args: []string{"bash", "-c", probeScript}}
+	policy := Policy{Workspace: workspace, Args: []string{"bash", "-c", script}}
+	if egress {
+		policy.Network, policy.Egress = NetworkAllowlist, filepath.Join(dir, "net")
+		stop, err := p.greet(policy.Egress)
+		if err != nil {
+			return nil, "", err
+		}
+		defer stop()
+	}
 	if os.Getuid() == 0 {
 		policy.HostUID, policy.HostGID = p.config.ProbeUID, p.config.ProbeGID
 		if err := os.Chown(workspace, int(policy.HostUID), int(policy.HostGID)); err != nil {

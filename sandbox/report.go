@@ -47,6 +47,7 @@ const (
 	ProcMount       = "proc-mount"
 	Seccomp         = "seccomp"
 	NetworkNoneG    = "network-none"
+	NetworkAllowed  = "network-allowlist"
 	NestedUserns    = "no-nested-user-namespaces"
 	MemoryLimit     = "memory-limit"
 	ProcessLimit    = "process-limit"

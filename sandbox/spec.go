@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"skerry.internal/sandbox/seccomp"
+	"skerry.internal/sandbox/supervisor"
 )
 
 // Spec writes the policy down as an OCI runtime-spec document. Source paths are
@@ -76,12 +77,35 @@ func (p Policy) environment() []string {
 		}
 		env["MAKEFLAGS"] = "-j" + n
 	}
+	maps.Copy(env, p.proxyEnvironment())
 	maps.Copy(env, p.Env)
 	pairs := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		pairs = append(pairs, name+"="+env[name])
 	}
 	return pairs
+}
+
+// proxyEnvironment tells programs of the only way out. A command's own values
+// override it: without the proxy nothing is reached, so that they weaken nothing.
+func (p Policy) proxyEnvironment() map[string]string {
+	if p.Network != NetworkAllowlist {
+		return nil
+	}
+	proxy := "http://127.0.0.1:" + strconv.Itoa(ProxyPort)
+	const direct = "localhost,127.0.0.1,::1"
+	return map[string]string{
+		"http_proxy": proxy, "HTTP_PROXY": proxy, "https_proxy": proxy, "HTTPS_PROXY": proxy,
+		"all_proxy": proxy, "ALL_PROXY": proxy, "no_proxy": direct, "NO_PROXY": direct,
+	}
+}
+
+// forward is what pid 1 must do for the network; nil: nothing.
+func (p Policy) forward() *supervisor.Forward {
+	if p.Network != NetworkAllowlist {
+		return nil
+	}
+	return &supervisor.Forward{Port: ProxyPort, Socket: EgressDir + "/" + EgressSocket}
 }
 
 func (p Policy) rlimits() []specs.POSIXRlimit {
@@ -114,6 +138,9 @@ func (p Policy) mounts() []specs.Mount {
 		mounts = append(mounts, readOnly(p.EnvPrefix, EnvDir))
 	}
 	mounts = append(mounts, readOnly(p.Init, InitPath))
+	if p.Egress != "" {
+		mounts = append(mounts, readOnly(p.Egress, EgressDir))
+	}
 	for _, b := range p.ReadOnly {
 		mounts = append(mounts, readOnly(b.Source, b.Target))
 	}

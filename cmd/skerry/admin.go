@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -50,7 +51,7 @@ func (a *app) tokenCreate() *cobra.Command {
 	var expires time.Duration
 	c := &cobra.Command{
 		Use: "create", Short: "Make a token; its secret is shown once", Args: cobra.NoArgs,
-		Example: "  skerry token create --agent alice --project genomics --expires 720h\n  skerry token create --runner node17",
+		Example: "  skerry token create --agent alice --project genomics --expires 720h\n  skerry token create --agent alice --network pypi --network conda\n  skerry token create --runner node17",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case (agent == "") == (runner == ""):
@@ -86,6 +87,7 @@ func (a *app) tokenCreate() *cobra.Command {
 	c.Flags().BoolVar(&admin, "admin", false, "the agent's token may also manage tokens")
 	c.Flags().StringVar(&req.Project, "project", "", "project of a new agent")
 	c.Flags().DurationVar(&expires, "expires", 0, "validity (default: until revoked)")
+	c.Flags().StringSliceVar(&req.NetworkPolicies, "network", nil, "network policy that the agent's token may name (repeatable)")
 	c.Flags().StringVar(&req.Description, "description", "", "what it is for")
 	return c
 }
@@ -105,9 +107,9 @@ func (a *app) tokenList() *cobra.Command {
 			if a.json {
 				return a.printJSON(res.Msg)
 			}
-			rows := [][]string{{"ID", "ROLE", "FOR", "CREATED", "EXPIRES", "REVOKED", "DESCRIPTION"}}
+			rows := [][]string{{"ID", "ROLE", "FOR", "CREATED", "EXPIRES", "REVOKED", "NETWORK", "DESCRIPTION"}}
 			for _, t := range res.Msg.Tokens {
-				rows = append(rows, []string{t.Id, t.Role, t.Subject, stamp(t.Created), stamp(t.Expires), stamp(t.Revoked), orDash(t.Description)})
+				rows = append(rows, []string{t.Id, t.Role, t.Subject, stamp(t.Created), stamp(t.Expires), stamp(t.Revoked), orDash(strings.Join(t.NetworkPolicies, ",")), orDash(t.Description)})
 			}
 			return a.table(rows)
 		},

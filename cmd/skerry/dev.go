@@ -30,6 +30,7 @@ const (
 
 type devFlags struct {
 	data, listen, metricsListen, readyFile string
+	runnerConfig                           string
 	log                                    config.Log
 }
 
@@ -46,7 +47,8 @@ func (a *app) devCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "dev", Short: "Run a coordinator and a runner in one process on loopback",
 		Long: "The data directory keeps everything: workspaces, snapshots, executions and the tokens. Executions survive a restart.\n" +
-			"Variables SKERRY_RUNNERD_<KEY> set the runner's options, such as SKERRY_RUNNERD_LIMITS_MEMORY=2GiB.",
+			"Variables SKERRY_RUNNERD_<KEY> set the runner's options, such as SKERRY_RUNNERD_LIMITS_MEMORY=2GiB; --runner-config names a\n" +
+			"file with them, for what variables can't hold (network policies).",
 		Example: "  skerry dev --data ./data --listen 127.0.0.1:7420", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.dev(cmd.Context(), f)
@@ -55,6 +57,7 @@ func (a *app) devCommand() *cobra.Command {
 	c.Flags().StringVar(&f.data, "data", defaultData(), "directory for all state")
 	c.Flags().StringVar(&f.listen, "listen", "127.0.0.1:7420", "address to serve, on loopback; port 0 takes any free one")
 	c.Flags().StringVar(&f.metricsListen, "metrics-listen", "127.0.0.1:0", "address of /metrics, /healthz and /readyz")
+	c.Flags().StringVar(&f.runnerConfig, "runner-config", "", "file with the runner's configuration, as runnerd.yaml")
 	c.Flags().StringVar(&f.readyFile, "ready-file", "", "write {endpoint, token, metricsUrl, pid} here when calls are served")
 	c.Flags().StringVar(&f.log.Level, "log-level", f.log.Level, "debug, info, warn or error")
 	c.Flags().StringVar(&f.log.Format, "log-format", f.log.Format, "text or json")
@@ -114,15 +117,15 @@ func (a *app) dev(ctx context.Context, f devFlags) error {
 		return fmt.Errorf("metrics-listen: %w", err)
 	}
 	defer func() { _ = metrics.Close() }()
-	if err := s.open(ctx, data, f.listen, "http://"+api.Addr().String()); err != nil {
+	if err := s.open(ctx, data, f, "http://"+api.Addr().String()); err != nil {
 		return err
 	}
 	return errors.Join(s.serve(ctx, a, f, api, metrics, data), s.close())
 }
 
-func (s *devServer) open(ctx context.Context, data, listen, endpoint string) (err error) {
+func (s *devServer) open(ctx context.Context, data string, f devFlags, endpoint string) (err error) {
 	cc := coordinator.DefaultConfig()
-	cc.DataDir, cc.Listen, cc.MetricsListen = filepath.Join(data, "coordinator"), listen, ""
+	cc.DataDir, cc.Listen, cc.MetricsListen = filepath.Join(data, "coordinator"), f.listen, ""
 	if s.coord, err = coordinator.New(ctx, cc, coordinator.Deps{Logger: s.log, Registerer: s.registry}); err != nil {
 		return fmt.Errorf("coordinator: %w", err)
 	}
@@ -131,7 +134,7 @@ func (s *devServer) open(ctx context.Context, data, listen, endpoint string) (er
 		rc.DataDir, rc.Name, rc.Coordinators, rc.MetricsListen = filepath.Join(data, "runner"), devRunner, []string{endpoint}, ""
 	}
 	fix() // a host's name need not be a runner's, and Load checks it
-	if err := config.Load(&rc, config.Source{EnvPrefix: runnerd.EnvPrefix, Environ: os.Environ()}); err != nil {
+	if err := config.Load(&rc, config.Source{Path: f.runnerConfig, EnvPrefix: runnerd.EnvPrefix, Environ: os.Environ()}); err != nil {
 		return errors.Join(fmt.Errorf("runner: %w", err), s.close())
 	}
 	fix()

@@ -27,6 +27,7 @@ type runFlags struct {
 	env         []string
 	stdin       bool
 	requireTier string
+	network     string
 }
 
 func (f *runFlags) register(c *cobra.Command) {
@@ -39,11 +40,12 @@ func (f *runFlags) register(c *cobra.Command) {
 	flags.StringVar(&f.cwd, "cwd", "", "directory relative to the workspace")
 	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE for the command (repeatable)")
 	flags.BoolVar(&f.stdin, "stdin", false, "send standard input, at most 1 MiB (default: the command reads nothing)")
+	flags.StringVar(&f.network, "network", "", "network policy of the runner, or none (default: the runner's, as a rule none)")
 	flags.StringVar(&f.requireTier, "require-tier", "", "fail unless the runner's sandbox tier is at least this")
 }
 
 func (f *runFlags) options(stdin io.Reader) (*skerryv1.RunOptions, error) {
-	o := &skerryv1.RunOptions{Runner: f.runner, Cwd: f.cwd, IdempotencyKey: f.key, RequireTier: f.requireTier}
+	o := &skerryv1.RunOptions{Runner: f.runner, Cwd: f.cwd, IdempotencyKey: f.key, RequireTier: f.requireTier, Network: f.network}
 	if f.wait < 0 {
 		return nil, errors.New("wait: must not be negative")
 	}
@@ -80,7 +82,7 @@ func (a *app) shCommand() *cobra.Command {
 	var script bool
 	c := &cobra.Command{
 		Use: "sh [flags] 'COMMAND' [ARG...]", Short: "Run a shell command in the agent's workspace",
-		Example: "  skerry sh 'python3 analyse.py > out.csv'\n  skerry sh --background --timeout 6h ./train.sh\n  skerry sh --script jobs/run.sh -- --fast",
+		Example: "  skerry sh 'python3 analyse.py > out.csv'\n  skerry sh --background --timeout 6h ./train.sh\n  skerry sh --network pypi 'pip install --target lib attrs'\n  skerry sh --script jobs/run.sh -- --fast",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.start(cmd.Context(), &f, func(ctx context.Context, c *clients, o *skerryv1.RunOptions) (*skerryv1.Execution, error) {

@@ -37,14 +37,31 @@ type Launch struct {
 	Stdin   []byte            `json:"stdin,omitempty"`
 	Cwd     string            `json:"cwd,omitempty"`
 	Timeout time.Duration     `json:"timeout"`
+	// Network is the policy's name; empty, as in records of old: none.
+	Network string `json:"network,omitempty"`
 }
 
 // Launcher makes the supervisor's orders for a launch in a workspace, and says
-// which sandbox tier that gives.
+// which sandbox tier that gives. What Spec sets up on the host for a launch
+// lives until Release, across a restart of the daemon.
 type Launcher interface {
 	Tier() string
+	// Spec may give a *RefusedError.
 	Spec(ctx context.Context, id string, w *workspace.Workspace, l Launch) (supervisor.Spec, error)
+	// Resume takes up again what Spec of an earlier daemon set up for an execution
+	// that still runs.
+	Resume(id string, w *workspace.Workspace, l Launch) error
+	// Release undoes it when no process of the execution is alive, or none was
+	// started. It does nothing for an execution without any.
+	Release(id string)
 }
+
+// RefusedError is a launch that can't be made as it was accepted, for a reason
+// that the agent should know.
+type RefusedError struct{ Detail string }
+
+// Error implements error.
+func (e *RefusedError) Error() string { return e.Detail }
 
 // Config of an Engine.
 type Config struct {

@@ -147,6 +147,9 @@ func (e *Engine) recoverOne(ctx context.Context, o journal.Unfinished, w *worksp
 		return e.resume(w, o.Record, l, func(x *live) { e.run(x, nil) })
 	}
 	e.log.Info("execution found again", "execution", o.Record.Id, "state", state)
+	if err := e.launcher.Resume(o.Record.Id, w, l); err != nil {
+		e.log.Error("execution goes on without its network", "execution", o.Record.Id, "err", err)
+	}
 	o.Record.State = skerryv1.StateRunning
 	return e.resume(w, o.Record, l, func(x *live) {
 		x.found(h)

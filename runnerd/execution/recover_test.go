@@ -23,8 +23,17 @@ import (
 
 // refuser is a launcher that never lets anything start, and notes who tried.
 type refuser struct {
-	mu    sync.Mutex
-	tried []string
+	mu       sync.Mutex
+	tried    []string
+	released []string
+}
+
+func (*refuser) Resume(string, *workspace.Workspace, Launch) error { return nil }
+
+func (r *refuser) Release(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.released = append(r.released, id)
 }
 
 func (*refuser) Tier() string { return "test" }

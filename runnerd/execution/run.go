@@ -31,6 +31,7 @@ func (e *Engine) run(x *live, found *supervisor.Handle) {
 		if !ok {
 			return
 		}
+		e.launcher.Release(x.record.Id)
 		if committed, ok := e.commit(x, exit, free); ok {
 			e.finish(x, overQuota(exit, committed), committed)
 		}
@@ -101,7 +102,7 @@ func (e *Engine) supervise(x *live, h *supervisor.Handle) (exit supervisor.Exit,
 		var err error
 		if h, err = e.launch(x); err != nil {
 			e.log.Error("execution not started", "execution", id, "err", err)
-			return supervisor.Exit{Kind: supervisor.KindStartFailed, Detail: "the runner could not start the supervisor", Ended: e.cfg.Now()}, true
+			return supervisor.Exit{Kind: supervisor.KindStartFailed, Detail: startProblem(err), Ended: e.cfg.Now()}, true
 		}
 		e.metrics.launch.Observe(time.Since(began).Seconds())
 	}
@@ -122,6 +123,15 @@ func (e *Engine) supervise(x *live, h *supervisor.Handle) (exit supervisor.Exit,
 		exit = supervisor.Exit{Kind: supervisor.KindLost, Detail: "its supervisor ended without a verdict", Ended: e.cfg.Now()}
 	}
 	return exit, true
+}
+
+// startProblem is what an agent learns of a launch that failed.
+func startProblem(err error) string {
+	var refused *RefusedError
+	if errors.As(err, &refused) {
+		return refused.Detail
+	}
+	return "the runner could not start the supervisor"
 }
 
 func (e *Engine) launch(x *live) (*supervisor.Handle, error) {

@@ -15,7 +15,7 @@ type executions struct{ *Services }
 
 // RunShell implements ExecutionService.
 func (s executions) RunShell(ctx context.Context, req *connect.Request[skerryv1.RunShellRequest]) (*connect.Response[skerryv1.RunShellResponse], error) {
-	l, command, err := s.shellLaunch(req.Msg)
+	l, command, err := s.shellLaunch(req.Header(), req.Msg)
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +28,7 @@ func (s executions) RunShell(ctx context.Context, req *connect.Request[skerryv1.
 
 // RunCommand implements ExecutionService.
 func (s executions) RunCommand(ctx context.Context, req *connect.Request[skerryv1.RunCommandRequest]) (*connect.Response[skerryv1.RunCommandResponse], error) {
-	l, command, err := s.commandLaunch(req.Msg)
+	l, command, err := s.commandLaunch(req.Header(), req.Msg)
 	if err != nil {
 		return nil, err
 	}

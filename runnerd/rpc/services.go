@@ -32,6 +32,7 @@ type Config struct {
 	Tier    string
 	// TierAtLeast says whether the runner's tier is at least the named one.
 	TierAtLeast func(string) bool
+	Networks    Networks
 	// DefaultTimeout and MaxTimeout bound an execution's wall-clock time.
 	DefaultTimeout, MaxTimeout time.Duration
 	// MaxRequestBytes bounds one message.

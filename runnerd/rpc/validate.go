@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"fmt"
+	"net/http"
 	"regexp"
 	"strings"
 	"time"
@@ -46,7 +47,7 @@ func noNUL(field, s string) error {
 }
 
 // shellLaunch checks a RunShellRequest and says how to start it.
-func (s *Services) shellLaunch(req *skerryv1.RunShellRequest) (execution.Launch, *skerryv1.Command, error) {
+func (s *Services) shellLaunch(h http.Header, req *skerryv1.RunShellRequest) (execution.Launch, *skerryv1.Command, error) {
 	var none execution.Launch
 	if (req.Command == "") == (req.ScriptPath == "") {
 		return none, nil, problem.Invalid("command", "give exactly one of command and scriptPath", "command and scriptPath are both set or both empty")
@@ -71,12 +72,12 @@ func (s *Services) shellLaunch(req *skerryv1.RunShellRequest) (execution.Launch,
 		argv = append(argv, "--", "/workspace/"+script)
 	}
 	command := &skerryv1.Command{Shell: req.Command, ScriptPath: script, Arguments: req.Arguments}
-	l, err := s.launch(append(argv, req.Arguments...), req.Options, command)
+	l, err := s.launch(h, append(argv, req.Arguments...), req.Options, command)
 	return l, command, err
 }
 
 // commandLaunch checks a RunCommandRequest and says how to start it.
-func (s *Services) commandLaunch(req *skerryv1.RunCommandRequest) (execution.Launch, *skerryv1.Command, error) {
+func (s *Services) commandLaunch(h http.Header, req *skerryv1.RunCommandRequest) (execution.Launch, *skerryv1.Command, error) {
 	switch {
 	case req.Program == "":
 		return execution.Launch{}, nil, problem.Invalid("program", "name a program", "is empty")
@@ -91,7 +92,7 @@ func (s *Services) commandLaunch(req *skerryv1.RunCommandRequest) (execution.Lau
 	}
 	argv := append([]string{req.Program}, req.Args...)
 	command := &skerryv1.Command{Argv: argv}
-	l, err := s.launch(argv, req.Options, command)
+	l, err := s.launch(h, argv, req.Options, command)
 	return l, command, err
 }
 
@@ -117,7 +118,7 @@ func checkArgs(field string, args []string, most, each, total int) error {
 }
 
 // launch checks the options that both calls share.
-func (s *Services) launch(argv []string, o *skerryv1.RunOptions, command *skerryv1.Command) (execution.Launch, error) {
+func (s *Services) launch(h http.Header, argv []string, o *skerryv1.RunOptions, command *skerryv1.Command) (execution.Launch, error) {
 	l := execution.Launch{Argv: argv, Env: o.GetEnv(), Stdin: o.GetStdin()}
 	cwd, err := workspace.CleanPath("options.cwd", o.GetCwd())
 	if err != nil {
@@ -127,10 +128,8 @@ func (s *Services) launch(argv []string, o *skerryv1.RunOptions, command *skerry
 	if k := o.GetIdempotencyKey(); k != "" && !keyPattern.MatchString(k) {
 		return l, problem.Invalid("options.idempotencyKey", "use 1 to 128 of A-Z a-z 0-9 . _ : -", "is not a valid key")
 	}
-	if n := o.GetNetwork(); n != "" && n != "none" {
-		e := problem.New(connect.CodeFailedPrecondition, problem.Unsupported, `use "none"`, "this runner has no network policy %.64q", n)
-		e.Field = "options.network"
-		return l, e
+	if l.Network, err = s.network(h, o.GetNetwork()); err != nil {
+		return l, err
 	}
 	if len(l.Stdin) > maxStdin {
 		return l, problem.Limit("options.stdin", fmt.Sprintf("%d bytes", maxStdin), "upload a file and read it")
@@ -142,7 +141,7 @@ func (s *Services) launch(argv []string, o *skerryv1.RunOptions, command *skerry
 		return l, err
 	}
 	l.Timeout, err = s.timeout(o.GetTimeoutS())
-	command.TimeoutS, command.Network = uint32(l.Timeout/time.Second), "none"
+	command.TimeoutS, command.Network = uint32(l.Timeout/time.Second), l.Network
 	return l, err
 }
 

@@ -54,14 +54,14 @@ func TestShellRequestsAreChecked(t *testing.T) {
 		"timeout":         {ok(&skerryv1.RunOptions{TimeoutS: 7201}), problem.LimitExceeded, "options.timeoutS"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, _, err := testServices().shellLaunch(c.req)
+			_, _, err := testServices().shellLaunch(nil, c.req)
 			p := problem.Of(err)
 			if p == nil || p.Reason != c.reason || p.Field != c.field || p.Remedy == "" {
 				t.Errorf("%v (%v); want %s on %s with a remedy", err, p, c.reason, c.field)
 			}
 		})
 	}
-	l, command, err := testServices().shellLaunch(&skerryv1.RunShellRequest{ScriptPath: "./a//b.sh", Arguments: []string{"-x"}})
+	l, command, err := testServices().shellLaunch(nil, &skerryv1.RunShellRequest{ScriptPath: "./a//b.sh", Arguments: []string{"-x"}})
 	if err != nil || strings.Join(l.Argv, " ") != "/bin/bash --noprofile --norc -euo pipefail -- /workspace/a/b.sh -x" || command.ScriptPath != "a/b.sh" || l.Timeout != time.Hour {
 		t.Errorf("script: %v %v %v", l, command, err)
 	}
@@ -80,7 +80,7 @@ func TestCommandRequestsAreChecked(t *testing.T) {
 		"long together":  {&skerryv1.RunCommandRequest{Program: "a", Args: many(5, strings.Repeat("x", maxArg))}, problem.LimitExceeded, "args"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, _, err := testServices().commandLaunch(c.req)
+			_, _, err := testServices().commandLaunch(nil, c.req)
 			if p := problem.Of(err); p == nil || p.Reason != c.reason || p.Field != c.field {
 				t.Errorf("%v; want %s on %s", err, c.reason, c.field)
 			}

@@ -36,8 +36,9 @@ const (
 
 // initConfig is what init must know besides its command line.
 type initConfig struct {
-	drain  time.Duration
-	limits []rlimit
+	drain   time.Duration
+	limits  []rlimit
+	forward *Forward
 }
 
 type rlimit struct {
@@ -45,12 +46,15 @@ type rlimit struct {
 	value    uint64
 }
 
-// encode gives "drain=NANOS" and "rlimit=RESOURCE:VALUE" lines.
+// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE" and "forward=PORT:SOCKET" lines.
 func (c initConfig) encode() []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
 	for _, l := range c.limits {
 		fmt.Fprintf(&b, "rlimit=%d:%d\n", l.resource, l.value)
+	}
+	if c.forward != nil {
+		fmt.Fprintf(&b, "forward=%s\n", c.forward.encode())
 	}
 	return []byte(b.String())
 }
@@ -67,6 +71,8 @@ func parseInitConfig(b []byte) (initConfig, error) {
 			c.drain = time.Duration(n)
 		case "rlimit":
 			err = c.addLimit(value)
+		case "forward":
+			c.forward, err = parseForward(value)
 		default:
 			err = fmt.Errorf("unknown key %q", key)
 		}

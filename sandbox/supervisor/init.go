@@ -44,6 +44,13 @@ func Init(args []string) error {
 	if err := send(control, []byte{msgHello}); err != nil {
 		return err
 	}
+	if config.forward != nil {
+		f, err := listenForward(config.forward)
+		if err != nil {
+			return errors.Join(err, send(control, asStartFailure(err).encode()))
+		}
+		go f.run()
+	}
 	leader, err := startLeader(control, argv, config.limits)
 	if err != nil {
 		return errors.Join(err, send(control, asStartFailure(err).encode()))

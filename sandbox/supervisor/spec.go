@@ -56,6 +56,8 @@ type Spec struct {
 	Log     LogLimits     `json:"log"`
 	Limits  Limits        `json:"limits"`
 	Cgroups []CgroupDir   `json:"cgroups,omitempty"`
+	// Forward, if set, is what init listens to inside.
+	Forward *Forward `json:"forward,omitempty"`
 }
 
 // FileArg is one descriptor that the host command inherits. Exactly one of
@@ -147,6 +149,9 @@ func (s *Spec) Validate() error {
 	}
 	if s.Credential != nil && (s.Credential.UID == 0 || s.Credential.GID == 0) {
 		return fmt.Errorf("%w: credential must not be uid or gid 0", ErrSpec)
+	}
+	if err := s.Forward.validate(); err != nil {
+		return err
 	}
 	return s.validateFiles()
 }

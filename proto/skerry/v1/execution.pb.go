@@ -39,7 +39,9 @@ type RunOptions struct {
 	// Same key, same agent: at most one execution; a repeat gets the first one.
 	// 1..128 characters of A-Z a-z 0-9 . _ : -
 	IdempotencyKey string `protobuf:"bytes,6,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// Network policy by name; empty or "none": no network.
+	// Network policy of the runner by name, of those that the token may name.
+	// "none": no network. Empty: the runner's default, which is "none" unless its
+	// operator chose another.
 	Network string `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
 	// Additional environment variables.
 	Env map[string]string `protobuf:"bytes,8,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -1259,11 +1261,12 @@ type Command struct {
 	Shell      string `protobuf:"bytes,1,opt,name=shell,proto3" json:"shell,omitempty"`
 	ScriptPath string `protobuf:"bytes,2,opt,name=script_path,json=scriptPath,proto3" json:"script_path,omitempty"`
 	// Program and arguments of RunCommand.
-	Argv          []string `protobuf:"bytes,3,rep,name=argv,proto3" json:"argv,omitempty"`
-	Arguments     []string `protobuf:"bytes,4,rep,name=arguments,proto3" json:"arguments,omitempty"`
-	Cwd           string   `protobuf:"bytes,5,opt,name=cwd,proto3" json:"cwd,omitempty"`
-	TimeoutS      uint32   `protobuf:"varint,6,opt,name=timeout_s,json=timeoutS,proto3" json:"timeout_s,omitempty"`
-	Network       string   `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
+	Argv      []string `protobuf:"bytes,3,rep,name=argv,proto3" json:"argv,omitempty"`
+	Arguments []string `protobuf:"bytes,4,rep,name=arguments,proto3" json:"arguments,omitempty"`
+	Cwd       string   `protobuf:"bytes,5,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	TimeoutS  uint32   `protobuf:"varint,6,opt,name=timeout_s,json=timeoutS,proto3" json:"timeout_s,omitempty"`
+	// Network policy that it ran under.
+	Network       string `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

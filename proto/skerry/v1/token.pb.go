@@ -30,10 +30,14 @@ type CreateTokenRequest struct {
 	Subject string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
 	Project string `protobuf:"bytes,3,opt,name=project,proto3" json:"project,omitempty"`
 	// Seconds of validity; 0: does not expire.
-	ExpiresS      uint64 `protobuf:"varint,4,opt,name=expires_s,json=expiresS,proto3" json:"expires_s,omitempty"`
-	Description   string `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ExpiresS    uint64 `protobuf:"varint,4,opt,name=expires_s,json=expiresS,proto3" json:"expires_s,omitempty"`
+	Description string `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
+	// Network policies that calls with this token may name, beside "none" and those
+	// that a runner makes public. For role "agent"; at most 64. An admin token may
+	// name all.
+	NetworkPolicies []string `protobuf:"bytes,6,rep,name=network_policies,json=networkPolicies,proto3" json:"network_policies,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *CreateTokenRequest) Reset() {
@@ -99,6 +103,13 @@ func (x *CreateTokenRequest) GetDescription() string {
 		return x.Description
 	}
 	return ""
+}
+
+func (x *CreateTokenRequest) GetNetworkPolicies() []string {
+	if x != nil {
+		return x.NetworkPolicies
+	}
+	return nil
 }
 
 type CreateTokenResponse struct {
@@ -323,17 +334,18 @@ func (x *RevokeTokenResponse) GetToken() *Token {
 }
 
 type Token struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
-	Subject       string                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
-	Project       string                 `protobuf:"bytes,4,opt,name=project,proto3" json:"project,omitempty"`
-	Description   string                 `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires,proto3" json:"expires,omitempty"`
-	Revoked       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=revoked,proto3" json:"revoked,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Id              string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Role            string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	Subject         string                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	Project         string                 `protobuf:"bytes,4,opt,name=project,proto3" json:"project,omitempty"`
+	Description     string                 `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
+	Created         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	Expires         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires,proto3" json:"expires,omitempty"`
+	Revoked         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	NetworkPolicies []string               `protobuf:"bytes,9,rep,name=network_policies,json=networkPolicies,proto3" json:"network_policies,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Token) Reset() {
@@ -422,17 +434,25 @@ func (x *Token) GetRevoked() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Token) GetNetworkPolicies() []string {
+	if x != nil {
+		return x.NetworkPolicies
+	}
+	return nil
+}
+
 var File_skerry_v1_token_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_token_proto_rawDesc = "" +
 	"\n" +
-	"\x15skerry/v1/token.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9b\x01\n" +
+	"\x15skerry/v1/token.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc6\x01\n" +
 	"\x12CreateTokenRequest\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\x12\x18\n" +
 	"\aproject\x18\x03 \x01(\tR\aproject\x12\x1b\n" +
 	"\texpires_s\x18\x04 \x01(\x04R\bexpiresS\x12 \n" +
-	"\vdescription\x18\x05 \x01(\tR\vdescription\"U\n" +
+	"\vdescription\x18\x05 \x01(\tR\vdescription\x12)\n" +
+	"\x10network_policies\x18\x06 \x03(\tR\x0fnetworkPolicies\"U\n" +
 	"\x13CreateTokenResponse\x12&\n" +
 	"\x05token\x18\x01 \x01(\v2\x10.skerry.v1.TokenR\x05token\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"\x13\n" +
@@ -442,7 +462,7 @@ const file_skerry_v1_token_proto_rawDesc = "" +
 	"\x12RevokeTokenRequest\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\"=\n" +
 	"\x13RevokeTokenResponse\x12&\n" +
-	"\x05token\x18\x01 \x01(\v2\x10.skerry.v1.TokenR\x05token\"\xa3\x02\n" +
+	"\x05token\x18\x01 \x01(\v2\x10.skerry.v1.TokenR\x05token\"\xce\x02\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x18\n" +
@@ -451,7 +471,8 @@ const file_skerry_v1_token_proto_rawDesc = "" +
 	"\vdescription\x18\x05 \x01(\tR\vdescription\x124\n" +
 	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
 	"\aexpires\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
-	"\arevoked\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\arevoked2\xf5\x01\n" +
+	"\arevoked\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12)\n" +
+	"\x10network_policies\x18\t \x03(\tR\x0fnetworkPolicies2\xf5\x01\n" +
 	"\fTokenService\x12L\n" +
 	"\vCreateToken\x12\x1d.skerry.v1.CreateTokenRequest\x1a\x1e.skerry.v1.CreateTokenResponse\x12I\n" +
 	"\n" +

@@ -44,7 +44,16 @@ const (
 	HeaderAgent     = "Skerry-Agent"
 	HeaderWorkspace = "Skerry-Workspace"
 	HeaderEpoch     = "Skerry-Epoch"
+	// HeaderNetworks has the network policies that the caller's token may name,
+	// separated by commas; AllNetworks stands for all of them.
+	HeaderNetworks = "Skerry-Network-Policies"
 )
+
+// NetworkNone is the network policy that every runner has: no network.
+const NetworkNone = "none"
+
+// AllNetworks in HeaderNetworks is all policies of the runner.
+const AllNetworks = "*"
 
 // Terminal reports whether an execution in this state has ended. An unknown
 // one counts as ended, though it may still resolve to the truth.

@@ -852,16 +852,18 @@ type Token struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// SHA-256 of the secret.
-	Hash          []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
-	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
-	Subject       string                 `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
-	Project       string                 `protobuf:"bytes,5,opt,name=project,proto3" json:"project,omitempty"`
-	Description   string                 `protobuf:"bytes,6,opt,name=description,proto3" json:"description,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created,proto3" json:"created,omitempty"`
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires,proto3" json:"expires,omitempty"`
-	Revoked       *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=revoked,proto3" json:"revoked,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Hash        []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	Role        string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Subject     string                 `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
+	Project     string                 `protobuf:"bytes,5,opt,name=project,proto3" json:"project,omitempty"`
+	Description string                 `protobuf:"bytes,6,opt,name=description,proto3" json:"description,omitempty"`
+	Created     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created,proto3" json:"created,omitempty"`
+	Expires     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires,proto3" json:"expires,omitempty"`
+	Revoked     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	// Network policies that an agent's token may name.
+	NetworkPolicies []string `protobuf:"bytes,10,rep,name=network_policies,json=networkPolicies,proto3" json:"network_policies,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Token) Reset() {
@@ -953,6 +955,13 @@ func (x *Token) GetExpires() *timestamppb.Timestamp {
 func (x *Token) GetRevoked() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Revoked
+	}
+	return nil
+}
+
+func (x *Token) GetNetworkPolicies() []string {
+	if x != nil {
+		return x.NetworkPolicies
 	}
 	return nil
 }
@@ -1647,7 +1656,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x124\n" +
 	"\acreated\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12%\n" +
-	"\x0edefault_runner\x18\x04 \x01(\tR\rdefaultRunner\"\xb7\x02\n" +
+	"\x0edefault_runner\x18\x04 \x01(\tR\rdefaultRunner\"\xe2\x02\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04hash\x18\x02 \x01(\fR\x04hash\x12\x12\n" +
@@ -1657,7 +1666,9 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\vdescription\x18\x06 \x01(\tR\vdescription\x124\n" +
 	"\acreated\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
 	"\aexpires\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
-	"\arevoked\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\"\xc2\x01\n" +
+	"\arevoked\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12)\n" +
+	"\x10network_policies\x18\n" +
+	" \x03(\tR\x0fnetworkPolicies\"\xc2\x01\n" +
 	"\tWorkspace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
