@@ -183,8 +183,8 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "limits.upload_bytes", Problem: "must be over 0", Remedy: "use the default, 64GiB"}
 	case c.Store.KeepSnapshots < 0 || c.Store.KeepSnapshots == 1:
 		return &config.FieldError{Field: "store.keep_snapshots", Problem: "must be 0 (all) or at least 2", Remedy: "use the default, 1000"}
-	case c.Store.MinSnapshots < 2 || (c.Store.KeepSnapshots > 0 && c.Store.MinSnapshots > c.Store.KeepSnapshots):
-		return &config.FieldError{Field: "store.min_snapshots", Problem: "must be from 2 to store.keep_snapshots", Remedy: "use the default, 10"}
+	case c.Store.MinSnapshots < 2:
+		return &config.FieldError{Field: "store.min_snapshots", Problem: "must be at least 2", Remedy: "use the default, 10"}
 	case c.Store.CollectEvery < 0 || c.Store.ScrubEvery < 0:
 		return &config.FieldError{Field: "store.collect_every", Problem: "store.collect_every and store.scrub_every must not be negative", Remedy: "use 0 to turn one off"}
 	case c.REAPI.Listen != "" && c.REAPI.TokenFile == "":
@@ -212,6 +212,9 @@ func (c Config) slots() int {
 }
 
 func (s Store) upkeep() upkeep.Config {
+	if s.KeepSnapshots > 0 {
+		s.MinSnapshots = min(s.MinSnapshots, s.KeepSnapshots)
+	}
 	return upkeep.Config{CollectEvery: s.CollectEvery.D(), KeepSnapshots: s.KeepSnapshots, MinSnapshots: s.MinSnapshots,
 		ScrubEvery: s.ScrubEvery.D(), ScrubRate: int64(s.ScrubRate), MaxBytes: int64(s.MaxBytes), MaxObjects: int64(s.MaxObjects), MinFree: int64(s.MinFree), MinFreeInodes: int64(s.MinFreeInodes)}
 }

@@ -43,7 +43,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"limits.upload_bytes":    func(c *Config) { c.Limits.UploadBytes = 0 },
 		"keep_executions":        func(c *Config) { c.KeepLogs = 0 },
 		"store.keep_snapshots":   func(c *Config) { c.Store.KeepSnapshots = 1 },
-		"store.min_snapshots":    func(c *Config) { c.Store.MinSnapshots = 1001 },
+		"store.min_snapshots":    func(c *Config) { c.Store.MinSnapshots = 1 },
 		"store.collect_every":    func(c *Config) { c.Store.ScrubEvery = -1 },
 		"store.max_objects":      func(c *Config) { c.Store.MaxObjects = 1 << 63 },
 		"reapi.token_file":       func(c *Config) { c.REAPI.Listen = "127.0.0.1:0" },

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"regexp"
 	"runtime"
 	"strings"
 
@@ -90,6 +91,9 @@ func (o *ExportOptions) complete() error {
 	if o.Tag == "" {
 		o.Tag = "latest"
 	}
+	if len(o.Tag) > 255 || !validTag.MatchString(o.Tag) {
+		return fmt.Errorf("tag %.100q: letters, digits and _ . - : / @ + only, 255 at most: %w", o.Tag, cas.ErrInvalid)
+	}
 	if o.Compression == "" {
 		o.Compression = Gzip
 	}
@@ -110,6 +114,9 @@ func (o *ExportOptions) complete() error {
 	_, _, _, err := splitPlatform(o.Platform)
 	return err
 }
+
+// validTag is the grammar of org.opencontainers.image.ref.name.
+var validTag = regexp.MustCompile(`^[A-Za-z0-9]+([-._:@+/]+[A-Za-z0-9]+)*$`)
 
 var layerTypes = map[string]string{Gzip: v1.MediaTypeImageLayerGzip, Zstd: v1.MediaTypeImageLayerZstd, None: v1.MediaTypeImageLayer}
 

@@ -65,6 +65,14 @@ func Import(ctx context.Context, store *cas.Store, dir string, o ImportOptions, 
 }
 
 func importImage(ctx context.Context, store *cas.Store, dir string, o ImportOptions, keep func(Imported) error) (res Imported, err error) {
+	if o.MaxBytes < 0 || o.MaxEntries < 0 {
+		return res, fmt.Errorf("bounds of %d bytes and %d entries: give positive ones, or 0 for the default: %w", o.MaxBytes, o.MaxEntries, cas.ErrInvalid)
+	}
+	if o.Platform != "" {
+		if _, _, _, err := splitPlatform(o.Platform); err != nil {
+			return res, err
+		}
+	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return res, err

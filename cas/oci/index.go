@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	specs "github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -25,12 +26,24 @@ func makeLayout(dir string) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
+	names, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(filepath.Join(dir, v1.ImageLayoutFile)); len(names) > 0 && errors.Is(err, os.ErrNotExist) && !slices.ContainsFunc(names, ours) {
+		return fmt.Errorf("%s is not empty and no OCI image layout; name another directory: %w", dir, cas.ErrExist)
+	}
 	return locked(dir, func() error {
 		if err := unlessThere(dir, v1.ImageLayoutFile, v1.ImageLayout{Version: v1.ImageLayoutVersion}); err != nil {
 			return err
 		}
 		return unlessThere(dir, v1.ImageIndexFile, newIndex())
 	})
+}
+
+// ours tells what another export that begins just now may have made.
+func ours(x os.DirEntry) bool {
+	return strings.HasPrefix(x.Name(), ".") || x.Name() == v1.ImageIndexFile
 }
 
 func newIndex() v1.Index {

@@ -145,7 +145,7 @@ func TestExportRefuses(t *testing.T) {
 	if _, err := Export(t.Context(), s, shot.Tree, t.TempDir(), ExportOptions{}); !errors.Is(err, ErrUnsupported) {
 		t.Fatalf("a name that means a deletion: %v", err)
 	}
-	for _, o := range []ExportOptions{{Compression: "lzma"}, {Platform: "linux"}, {At: "../x"}, {At: "a/.wh.b"}} {
+	for _, o := range []ExportOptions{{Compression: "lzma"}, {Platform: "linux"}, {At: "../x"}, {At: "a/.wh.b"}, {Tag: "a b"}, {Tag: "-x"}, {Tag: strings.Repeat("t", 256)}} {
 		if _, err := Export(t.Context(), s, shot.Tree, t.TempDir(), o); err == nil {
 			t.Errorf("%+v is accepted", o)
 		}
@@ -322,5 +322,28 @@ func TestHostileImages(t *testing.T) {
 				t.Fatalf("kept %v, error %v, want %v", kept, err, c.want)
 			}
 		})
+	}
+}
+
+func TestExportLeavesOtherDirectoriesAlone(t *testing.T) {
+	s, dir := newStore(t), t.TempDir()
+	must(t, os.WriteFile(dir+"/thesis.tex", nil, 0o644))
+	shot := snapshot(t, s, scene(t))
+	if _, err := Export(t.Context(), s, shot.Tree, dir, ExportOptions{}); !errors.Is(err, cas.ErrExist) {
+		t.Fatalf("into a directory of other things: %v", err)
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 1 {
+		t.Fatalf("it wrote there: %v %v", names, err)
+	}
+}
+
+func TestImportChecksItsOptions(t *testing.T) {
+	m := newImage(t)
+	m.layer(t, file("a", ""))
+	m.finish(t)
+	for _, o := range []ImportOptions{{MaxBytes: -10}, {MaxEntries: -1}, {Platform: "foo"}} {
+		if _, _, err := m.load(t, o); err == nil {
+			t.Errorf("%+v is accepted", o)
+		}
 	}
 }

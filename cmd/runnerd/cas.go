@@ -32,6 +32,12 @@ func casCommand() *cobra.Command {
 			"  runnerd cas ls --store /var/backups/store\n" +
 			"  runnerd cas restore cli:/home/me/project /tmp/copy --store /var/backups/store",
 	}
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		return fmt.Errorf("unknown command %q for runnerd cas; see runnerd cas --help", args[0])
+	}
 	c.PersistentFlags().StringVar(&f.store, "store", "", "the store's directory (required)")
 	c.PersistentFlags().BoolVar(&f.json, "json", false, "print the result as JSON")
 	c.PersistentFlags().BoolVar(&f.recoverMeta, "recover-meta", false, "when meta.db is lost or damaged, rebuild the heads from the commits in the packs")

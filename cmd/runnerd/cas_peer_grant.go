@@ -119,7 +119,7 @@ func casGrant(f *casFlags) *cobra.Command {
 	c.Flags().StringVar(&key, "key", "", "file of the signing key; default: the key itself in $"+signingKeyEnv)
 	c.Flags().StringVar(&tree, "tree", "", "digest of the tree (required)")
 	c.Flags().StringVar(&audience, "for", "", "name of the receiver (required)")
-	c.Flags().StringVar(&source, "source", "store", "name of the source, as its `serve --name` has it")
+	c.Flags().StringVar(&source, "source", "store", "name of the source, as its serve --name has it")
 	c.Flags().DurationVar(&life, "expires", time.Hour, "how long the grant is valid; at most 168h")
 	c.Flags().StringVar(&most, "max-bytes", "", "how many bytes may be sent for it in all, such as 10GiB (default: no limit)")
 	_ = c.MarkFlagRequired("tree")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -27,6 +28,10 @@ type snapshotReport struct {
 	NewBytes int64      `json:"newBytes"` // bytes that the store did not have
 	Skipped  int64      `json:"skipped"`
 	Unstable int64      `json:"unstable"`
+	// The first of what was skipped, and of the files that changed each time they
+	// were read.
+	SkippedPaths  []droppedLine `json:"skippedPaths,omitempty"`
+	UnstablePaths []droppedLine `json:"unstablePaths,omitempty"`
 	// What is not kept of entries that are: set-id and sticky bits, access
 	// control lists, extended attributes over a limit. The list has the first.
 	DroppedModes  int64         `json:"droppedModes"`
@@ -50,6 +55,14 @@ type droppedLine struct {
 
 // maxDroppedLines bounds the list; the counts count all.
 const maxDroppedLines = 100
+
+// lineList gives the first of a list.
+func lineList[T any](all []T, line func(T) droppedLine) (out []droppedLine) {
+	for _, x := range all[:min(len(all), maxDroppedLines)] {
+		out = append(out, line(x))
+	}
+	return out
+}
 
 func droppedLines(res *cas.SnapshotResult) (out []droppedLine) {
 	add := func(path, what string) {
@@ -107,8 +120,8 @@ func headName(flag, dir string) (string, error) {
 }
 
 // snapshotTo stores dir and moves the head unless it is there already.
-func snapshotTo(ctx context.Context, s *cas.Store, path, head string, trust bool) (snapshotReport, error) {
-	dir, err := os.Open(path)
+func snapshotTo(ctx context.Context, s *cas.Store, from, head string, trust bool) (snapshotReport, error) {
+	dir, err := os.Open(from)
 	if err != nil {
 		return snapshotReport{}, err
 	}
@@ -132,6 +145,10 @@ func snapshotTo(ctx context.Context, s *cas.Store, path, head string, trust bool
 		NewFiles: res.NewFiles, NewBytes: res.NewBytes, Skipped: res.TreeStats.Skipped, Unstable: res.UnstableTotal,
 		Rechecked: res.Rechecked, CacheMismatches: res.CacheMismatches, CacheMismatch: res.CacheMismatch,
 		DroppedModes: res.DroppedTotal, DroppedXattrs: res.DroppedXattrsTotal, Dropped: droppedLines(&res),
+		SkippedPaths: lineList(res.Skipped, func(x cas.Skipped) droppedLine {
+			return droppedLine{x.Path, []byte(x.Path), x.Kind.String() + ", " + x.Reason.String()}
+		}),
+		UnstablePaths: lineList(res.Unstable, func(p string) droppedLine { return droppedLine{p, []byte(p), "changed each time it was read"} }),
 	}, nil
 }
 
@@ -141,8 +158,13 @@ func (r snapshotReport) text(w io.Writer) error {
 	if err == nil && r.CacheMismatches > 0 {
 		_, err = fmt.Fprintf(w, "the stat cache was wrong about %q, so every file was read\n", r.CacheMismatch)
 	}
-	for i := 0; i < len(r.Dropped) && err == nil; i++ {
-		_, err = fmt.Fprintf(w, "not kept of %q: %s\n", r.Dropped[i].Path, r.Dropped[i].What)
+	for _, list := range []struct {
+		what  string
+		lines []droppedLine
+	}{{"skipped", r.SkippedPaths}, {"unstable", r.UnstablePaths}, {"not kept of", r.Dropped}} {
+		for i := 0; i < len(list.lines) && err == nil; i++ {
+			_, err = fmt.Fprintf(w, "%s %q: %s\n", list.what, list.lines[i].Path, list.lines[i].What)
+		}
 	}
 	return err
 }
@@ -180,6 +202,10 @@ func casRestore(f *casFlags) *cobra.Command {
 				if o.CacheKey, err = headName("", args[1]); err != nil {
 					return err
 				}
+				o, err := oneEntry(cmd.Context(), s, tree, o)
+				if err != nil {
+					return err
+				}
 				if err := cas.EndRestores(args[1]); err != nil && !errors.Is(err, os.ErrNotExist) { // of a run that was interrupted
 					return err
 				}
@@ -195,10 +221,23 @@ func casRestore(f *casFlags) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&o.Replace, "replace", false, "let DIR hold something: exchange it for the tree in one step, and remove it")
-	c.Flags().StringVar(&o.Path, "path", "", "restore only this directory of the tree")
+	c.Flags().StringVar(&o.Path, "path", "", "restore only this of the tree: a directory's content, or a file or symlink into DIR")
 	c.Flags().IntVar(&o.UID, "uid", -1, "owner of all that is restored (default: the caller)")
 	c.Flags().IntVar(&o.GID, "gid", -1, "group of all that is restored (default: the caller's)")
 	return c
+}
+
+// oneEntry makes a path that is no directory the one entry of the directory above.
+func oneEntry(ctx context.Context, s *cas.Store, tree cas.Digest, o cas.RestoreOptions) (cas.RestoreOptions, error) {
+	if o.Path == "" {
+		return o, nil
+	}
+	x, err := s.Lookup(ctx, tree, o.Path)
+	if err != nil || x.Type == cas.TypeDir {
+		return o, err
+	}
+	o.Only, o.Path, o.CacheKey = path.Base(o.Path), path.Dir(o.Path), ""
+	return o, nil
 }
 
 func (r restoreReport) text(w io.Writer) error {

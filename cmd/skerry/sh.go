@@ -255,6 +255,9 @@ func exitCode(e *skerryv1.Execution) (int, string) {
 		if v.GetExitCode() != 0 { // it ended by itself
 			return int(v.GetExitCode()), "passed the limit of " + v.Limit + detail
 		}
+		if v.ExitCode != nil {
+			return 1, "passed the limit of " + v.Limit + detail
+		}
 		return killed, "passed the limit of " + v.Limit + detail
 	}
 	return exitOwnError, "has an unknown outcome" + detail

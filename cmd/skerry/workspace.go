@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"connectrpc.com/connect"
@@ -120,6 +121,9 @@ func (a *app) workspaceRestore(of selector) *cobra.Command {
 			c, err := a.clients()
 			if err != nil {
 				return err
+			}
+			if cmd.Flags().Changed("path") && req.Path == "" {
+				return usage(cmd, errors.New("--path is empty; leave it out to restore the whole workspace"))
 			}
 			req.Workspace, req.Snapshot = of(), args[0]
 			res, err := c.workspaces.RestoreWorkspace(cmd.Context(), connect.NewRequest(req))

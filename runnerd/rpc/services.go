@@ -108,11 +108,22 @@ func (m errorMapper) mapped(err error, procedure string) error {
 	if err == nil {
 		return nil
 	}
-	out := problem.Connect(noRoom(err))
-	if code := connect.CodeOf(out); code == connect.CodeInternal || code == connect.CodeUnknown {
+	out := problem.Connect(damaged(noRoom(err)))
+	if code := connect.CodeOf(out); code == connect.CodeInternal || code == connect.CodeUnknown || code == connect.CodeDataLoss {
 		m.log.Error("call failed", "procedure", procedure, "err", err)
 	}
 	return out
+}
+
+// damaged types the error of an object that is not what it was: nobody but the
+// operator, or the files that it was made of, can mend that.
+func damaged(err error) error {
+	var typed *problem.Error
+	if !errors.Is(err, cas.ErrCorrupt) || errors.As(err, &typed) {
+		return err
+	}
+	return problem.New(connect.CodeDataLoss, problem.StoreFailed, "if the file still lies in the workspace, any command there stores it anew; else ask the runner's operator (its log names the object)",
+		"the runner's store has a damaged object").Because(err)
 }
 
 // noRoom types the error of a full disk, which any call that changes something

@@ -2,10 +2,14 @@ package rpc
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
+	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
@@ -109,5 +113,12 @@ func TestPageTokensAreChecked(t *testing.T) {
 		if _, _, err := parsePage(bad, ""); problem.Of(err) == nil {
 			t.Errorf("parsePage(%q) = %v", bad, err)
 		}
+	}
+}
+
+func TestADamagedObjectIsToldAsSuch(t *testing.T) {
+	err := errorMapper{slog.New(slog.DiscardHandler)}.mapped(fmt.Errorf("read: %w", &cas.CorruptError{Reason: "checksum"}), "p")
+	if p := problem.Of(err); connect.CodeOf(err) != connect.CodeDataLoss || p.GetReason() != problem.StoreFailed || p.GetRemedy() == "" {
+		t.Fatalf("%v %v", err, p)
 	}
 }

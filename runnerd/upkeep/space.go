@@ -98,7 +98,8 @@ func (k *Keeper) Admit(ctx context.Context) error {
 	}
 	k.metrics.refused.Inc()
 	e := problem.New(connect.CodeResourceExhausted, problem.LimitExceeded,
-		"wait for the runner to collect, use another runner, or ask its operator for room", "the runner has no room for new work").Retry()
+		"wait for the runner to collect what is older than the snapshots it keeps, use another runner, or ask its operator for room",
+		"the runner has no room for new work: it passes the limit of %s", limit).Retry()
 	e.Limit = limit
 	return e
 }

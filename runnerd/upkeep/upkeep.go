@@ -6,7 +6,6 @@ package upkeep
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -100,7 +99,7 @@ func (k *Keeper) collectLoop(ctx context.Context) {
 		last = time.Now()
 		k.remember(ctx, metaCollected, last)
 	}
-	tick := time.NewTicker(checkEvery)
+	tick := time.NewTicker(k.tick())
 	defer tick.Stop()
 	var tried time.Time
 	for {
@@ -128,6 +127,14 @@ func (c *Config) pause() time.Duration {
 		return min(pressureEvery, c.CollectEvery)
 	}
 	return pressureEvery
+}
+
+// tick is how often the loop looks: a short period is kept too.
+func (k *Keeper) tick() time.Duration {
+	if k.cfg.CollectEvery > 0 {
+		return min(checkEvery, max(k.cfg.CollectEvery, 100*time.Millisecond))
+	}
+	return checkEvery
 }
 
 // collect runs one collection; when space is short, with less history kept and
@@ -177,7 +184,7 @@ func (k *Keeper) scrub(ctx context.Context) bool {
 		k.metrics.damaged.Add(float64(p.Damaged - before.Damaged))
 		before = p
 		if p.Last != nil {
-			k.log.Error("the store has a damaged record", "damage", fmt.Sprint(*p.Last))
+			k.log.Error("the store has a damaged record", "object", p.Last.Digest.String(), "pack", p.Last.Pack, "offset", p.Last.Offset, "reason", p.Last.Reason)
 		}
 	}})
 	switch {

@@ -3,6 +3,7 @@ package workspace
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
@@ -59,6 +60,42 @@ func (w *Workspace) CommitOf(ctx context.Context, tree cas.Digest) (cas.Commit, 
 		return cas.Commit{}, nil
 	}
 	return cas.Commit{}, problem.Missing("snapshot", "no snapshot %s in this workspace's history", tree)
+}
+
+// digestPrefix gives the hexadecimal digits of the beginning of a digest, with or
+// without its algorithm.
+func digestPrefix(s string) (string, bool) {
+	hex := strings.TrimPrefix(s, "sha256:")
+	if len(hex) < minDigestPrefix || len(hex) >= 2*cas.DigestSize {
+		return "", false
+	}
+	return hex, strings.Trim(hex, "0123456789abcdef") == ""
+}
+
+const minDigestPrefix = 8
+
+// treeWith finds the one tree in this workspace's history whose digest begins so.
+func (w *Workspace) treeWith(ctx context.Context, hex string) (found cas.Digest, err error) {
+	for from := w.Head().Commit; !from.IsZero(); {
+		page, err := w.manager.store.Log(ctx, from, 256)
+		if err != nil {
+			return cas.Digest{}, err
+		}
+		from = cas.Digest{}
+		for _, c := range page {
+			if strings.HasPrefix(c.Tree.Hex(), hex) {
+				if !found.IsZero() && found != c.Tree {
+					return cas.Digest{}, problem.Invalid("snapshot", "give more digits", "%s is the beginning of several snapshots' digests", hex)
+				}
+				found = c.Tree
+			}
+			from = c.Parent
+		}
+	}
+	if found.IsZero() {
+		return found, problem.Missing("snapshot", "no snapshot %s in this workspace's history", hex)
+	}
+	return found, nil
 }
 
 // commitAt gives the commit that a page token names. A digest that is no commit

@@ -21,15 +21,20 @@ type View struct {
 }
 
 // View opens the snapshot with this digest, or the head when it is empty. Only
-// snapshots of this workspace can be opened.
+// snapshots of this workspace can be opened. The beginning of a digest, as lists
+// show it, is enough where no other snapshot's begins so.
 func (w *Workspace) View(ctx context.Context, snapshot string) (*View, error) {
 	head := w.Head()
 	if snapshot == "" {
 		return &View{w: w, Tree: head.Tree}, nil
 	}
+	if hex, ok := digestPrefix(snapshot); ok {
+		tree, err := w.treeWith(ctx, hex)
+		return &View{w: w, Tree: tree}, err
+	}
 	tree, err := cas.ParseDigest(snapshot)
 	if err != nil {
-		return nil, problem.Invalid("snapshot", "use a digest that History shows", "%q is no digest", clip(snapshot))
+		return nil, problem.Invalid("snapshot", "use a digest that History shows, or at least its first 8 hexadecimal digits", "%q is no digest", clip(snapshot))
 	}
 	if tree.IsZero() { // inside, it stands for "nothing committed yet"
 		return nil, problem.Missing("snapshot", "no snapshot %s in this workspace's history", clip(snapshot))

@@ -186,3 +186,28 @@ func TestReadTextPages(t *testing.T) {
 		t.Fatalf("last line: %v %v", tail, err)
 	}
 }
+
+// What lists show of a digest is enough to name a snapshot, as long as it is
+// the beginning of one only.
+func TestASnapshotIsNamedByTheBeginningOfItsDigest(t *testing.T) {
+	w := newBed(t).workspace(t)
+	var digests []string
+	for i := range 3 {
+		shell(t, w, "echo "+string(rune('a'+i))+" > f")
+		digests = append(digests, commit(t, w, "execution:x").Snapshot.Digest)
+	}
+	for _, d := range digests {
+		for _, name := range []string{d[:len("sha256:")+12], d[len("sha256:"):][:8], d} {
+			v, err := w.View(t.Context(), name)
+			if err != nil || v.Digest() != d {
+				t.Errorf("%s: %v, want %s", name, err, d)
+			}
+		}
+	}
+	for name, want := range map[string]string{"sha256:0123": problem.InvalidArgument, "0123456789ab": problem.NotFound, "sha256:xyzxyzxyzxyz": problem.InvalidArgument,
+		digests[0][:len("sha256:")+7]: problem.InvalidArgument} {
+		if _, err := w.View(t.Context(), name); reason(err) != want {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+}
