@@ -70,6 +70,10 @@ soak: ## Collect garbage beside four writers for SOAK (default 5m), then read al
 bench: setup build ## Measure the budgets, side by side with bare bubblewrap
 	@SKERRY_BIN=$(CURDIR)/bin deploy/scripts/bench.sh
 
+.PHONY: vmtest
+vmtest: ## Run the limit, verdict and tier tests in a virtual machine with systemd and cgroup v2 (as root)
+	@deploy/vmtest/vmtest run
+
 .PHONY: demo
 demo: setup build ## Start skerry dev, do real work through it, stop it
 	@demo/run.sh
