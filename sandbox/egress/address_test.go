@@ -20,7 +20,7 @@ func TestEverySpecialBlockIsRefused(t *testing.T) {
 			}
 		}
 	}
-	if n := len(special); n != 55 {
+	if n := len(special); n != 56 {
 		t.Errorf("%d rows: a block was added or lost; correct the number after comparing with the registries", n)
 	}
 }
@@ -39,10 +39,10 @@ func TestClassify(t *testing.T) {
 		// Public, next to the blocks.
 		"1.0.0.0": "", "9.255.255.255": "", "11.0.0.0": "", "100.63.255.255": "", "100.128.0.0": "", "126.255.255.255": "", "128.0.0.0": "",
 		"169.253.255.255": "", "169.255.0.0": "", "172.15.255.255": "", "172.32.0.0": "", "192.0.1.0": "", "192.167.255.255": "", "192.169.0.0": "",
-		"198.17.255.255": "", "198.20.0.0": "", "223.255.255.255": "", "8.8.8.8": "",
+		"198.17.255.255": "", "198.20.0.0": "", "223.255.255.255": "", "8.8.8.8": "", "168.63.129.15": "", "168.63.129.17": "",
 		"2001:4860:4860::8888": "", "2606:4700::1111": "", "2a00::1": "", "2400:3200::1": "", "2003::1": "",
 		// Special.
-		"169.254.169.254": "link-local", "127.0.0.53": "loopback", "10.1.2.3": "private", "100.100.100.200": "shared (CGNAT)", "0.0.0.0": "unspecified",
+		"169.254.169.254": "link-local", "168.63.129.16": "host metadata (Azure)", "127.0.0.53": "loopback", "10.1.2.3": "private", "100.100.100.200": "shared (CGNAT)", "0.0.0.0": "unspecified",
 		"255.255.255.255": "broadcast", "239.255.255.250": "multicast", "192.0.0.192": "protocol assignments", "198.19.255.255": "benchmarking",
 		"fd00:ec2::254": "unique-local", "fe80::a9fe:a9fe": "link-local", "::1": "loopback", "::": "unspecified", "ff02::1": "multicast",
 		"4000::1": "not global unicast", "1::1": "not global unicast", "fec0::1": "site-local", "fe80::1%eth0": "zoned",

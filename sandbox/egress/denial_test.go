@@ -140,3 +140,26 @@ func TestDenialIsNotSplit(t *testing.T) {
 		t.Errorf("%s", fmt.Sprint(head))
 	}
 }
+
+// I7: a host with a public address of its own is not reached by it, since that
+// way passes no firewall; unless the operator lists it.
+func TestI7OwnPublicAddress(t *testing.T) {
+	address := web(t, hello)
+	own := func(c *Config, _ *Policy) {
+		c.interfaces = func() ([]net.Addr, error) {
+			return []net.Addr{&net.IPNet{IP: net.ParseIP(publicAddr), Mask: net.CIDRMask(24, 32)}, &net.IPNet{IP: net.ParseIP("2606:4700::1"), Mask: net.CIDRMask(64, 128)}}, nil
+		}
+	}
+	answers := map[string][]string{"own.example": {publicAddr}, "six.example": {"2606:4700::1"}, "next.example": {"93.184.215.15"}}
+	public := map[string]string{publicAddr + ":80": address, "[2606:4700::1]:80": address, "93.184.215.15:80": address}
+	f := newFixture(t, own, answers, public, "own.example", "six.example", "next.example")
+	wantRefused(t, f.get(t, "http://own.example/"), http.StatusForbidden, reasonSpecial)
+	wantRefused(t, f.get(t, "http://six.example/"), http.StatusForbidden, reasonSpecial)
+	if answer := f.get(t, "http://next.example/"); !strings.HasPrefix(answer, "HTTP/1.1 200 ") || f.dialled() != "93.184.215.15:80" {
+		t.Errorf("dialled %s\n%s", f.dialled(), answer)
+	}
+	f = newFixture(t, own, answers, public, "own.example", publicAddr+":80")
+	if answer := f.get(t, "http://own.example/"); !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
+		t.Errorf("listed:\n%s", answer)
+	}
+}

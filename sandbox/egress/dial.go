@@ -74,10 +74,17 @@ func (g *Gateway) resolve(ctx context.Context, p *Policy, t target) ([]netip.Add
 	if err != nil {
 		return nil, fail(http.StatusBadGateway, reasonResolve, "the name does not resolve on the runner")
 	}
+	own, err := g.ownAddresses()
+	if err != nil {
+		return nil, fail(http.StatusBadGateway, reasonConnect, "the runner can't tell which addresses are its own")
+	}
 	var out []netip.Addr
 	for _, addr := range found {
 		addr = addr.Unmap() // resolvers give IPv4 in both forms
 		kind := classify(addr)
+		if kind == "" && own[addr] {
+			kind = ownKind
+		}
 		if kind == "" || p.lists(addr, t.port) {
 			out = append(out, addr)
 			continue
@@ -91,6 +98,25 @@ func (g *Gateway) resolve(ctx context.Context, p *Policy, t target) ([]netip.Add
 		return nil, fail(http.StatusBadGateway, reasonResolve, "the name has no address that the runner can use")
 	}
 	return out, nil
+}
+
+// ownKind names an address of the runner's host that is public by its number.
+// What comes to it from the host itself passes no firewall before the host.
+const ownKind = "the runner's own"
+
+// ownAddresses are asked for each time: they change while the daemon runs.
+func (g *Gateway) ownAddresses() (map[netip.Addr]bool, error) {
+	list, err := g.cfg.interfaces()
+	if err != nil {
+		return nil, err
+	}
+	own := make(map[netip.Addr]bool, len(list))
+	for _, a := range list {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			own[p.Addr().Unmap()] = true
+		}
+	}
+	return own, nil
 }
 
 func (g *Gateway) connect(ctx context.Context, to netip.AddrPort) (net.Conn, error) {

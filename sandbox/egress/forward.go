@@ -158,6 +158,9 @@ func readAnswer(r *bufio.Reader, method string) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
+		if err := checkNames(res.Header); err != nil {
+			return nil, err
+		}
 		switch {
 		case res.StatusCode == http.StatusSwitchingProtocols:
 			return nil, errors.New("the server switches protocols, unasked")
@@ -166,6 +169,17 @@ func readAnswer(r *bufio.Reader, method string) (*http.Response, error) {
 		}
 	}
 	return nil, errors.New("too many interim answers")
+}
+
+// checkNames refuses what the standard parser lets pass: spaces in a header's
+// name. "Content-Length :" is no Content-Length to it, but is one to others.
+func checkNames(h http.Header) error {
+	for name := range h {
+		if !isToken(name) {
+			return fmt.Errorf("header %.40q has no valid name", name)
+		}
+	}
+	return nil
 }
 
 func answerHead(res *http.Response, length int64, bodiless bool) string {

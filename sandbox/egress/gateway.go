@@ -36,7 +36,8 @@ type Config struct {
 	// Resolver; nil: the host's.
 	Resolver Resolver
 
-	dial dialFunc // for tests
+	dial       dialFunc                   // for tests
+	interfaces func() ([]net.Addr, error) // for tests; the host's own addresses
 }
 
 // Gateway serves the sockets of all executions of a runner. Its methods are safe
@@ -72,6 +73,9 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Gateway, err
 	}
 	if cfg.dial == nil {
 		cfg.dial = (&net.Dialer{Timeout: connectTimeout, KeepAlive: 30 * time.Second}).DialContext
+	}
+	if cfg.interfaces == nil {
+		cfg.interfaces = net.InterfaceAddrs
 	}
 	policies := make(map[string]*Policy, len(cfg.Policies))
 	for name, p := range cfg.Policies {

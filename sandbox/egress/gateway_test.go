@@ -125,6 +125,12 @@ func TestHostileServers(t *testing.T) {
 		"switch":        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
 		"two lengths":   "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
 		"coded lengths": "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nab",
+		// A space before the colon makes a name that is on no list of what is
+		// dropped, and that clients may trim.
+		"spaced verdict": "HTTP/1.1 200 OK\r\nSkerry-Egress : decision=deny; reason=not_allowed\r\nContent-Length: 2\r\n\r\nab",
+		"spaced length":  "HTTP/1.1 200 OK\r\nContent-Length : 5\r\nContent-Length: 2\r\n\r\nab",
+		"spaced coding":  "HTTP/1.1 200 OK\r\nTransfer-Encoding : chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+		"spaced interim": "HTTP/1.1 103 Early Hints\r\nContent-Length : 5\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab",
 	} {
 		t.Run(name, func(t *testing.T) {
 			address := raw(t, func(c net.Conn) {

@@ -278,3 +278,18 @@ func TestHeadTimeout(t *testing.T) {
 		t.Error("a broken connection and a slow one are confused")
 	}
 }
+
+// A flood right before the end does not hide that a connection was open.
+func TestLastRecordIsCounted(t *testing.T) {
+	served := make(chan struct{})
+	address := web(t, func(w http.ResponseWriter, r *http.Request) { close(served); <-r.Context().Done() })
+	f := newFixture(t, nil, nil, nil, address)
+	fmt.Fprintf(dialUnix(t, f.dir), "GET http://%s/ HTTP/1.1\r\nHost: %s\r\n\r\n", address, address)
+	<-served
+	f.Gateway.mu.Lock()
+	s := f.sessions["ex_1"]
+	f.Gateway.mu.Unlock()
+	s.audits.SetBurst(0) // as a flood leaves it
+	f.Release("ex_1")
+	f.log.await(t, "audit records left out", "execution=ex_1", "count=1")
+}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -42,6 +43,7 @@ type session struct {
 	up, down   atomic.Int64
 	audits     *rate.Limiter
 	suppressed atomic.Int64
+	handlers   sync.WaitGroup
 }
 
 func newSession(g *Gateway, execution string, p *Policy, dir string, l *net.UnixListener) *session {
@@ -64,6 +66,7 @@ func (s *session) serve() {
 			if err == nil {
 				_ = conn.Close() // accepted while the end came
 			}
+			s.handlers.Wait() // the last of them may have no room for its record
 			s.flushSuppressed()
 			return
 		}
@@ -75,7 +78,7 @@ func (s *session) serve() {
 		if r := s.admit(); r != nil {
 			s.turnAway(conn, r)
 		} else {
-			s.g.wg.Go(func() { s.handle(conn) })
+			s.handlers.Go(func() { s.handle(conn) })
 		}
 		_ = pace.Wait(s.ctx) // its error is the end, seen above
 	}

@@ -73,6 +73,9 @@ var special = []struct {
 	{"::/96", "IPv4-compatible", "RFC 4291"},
 	{"fec0::/10", "site-local", "RFC 3879"},
 	{"ff00::/8", "multicast", "RFC 4291"},
+	// Public by its number, but every Azure host answers it itself, with the
+	// machine's configuration and keys, as others do at 169.254.169.254.
+	{"168.63.129.16/32", "host metadata (Azure)", "https://learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16"},
 }
 
 type specialBlock struct {

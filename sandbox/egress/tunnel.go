@@ -1,12 +1,9 @@
 package egress
 
 import (
-	"bytes"
-	"crypto/tls"
 	"errors"
 	"io"
 	"net"
-	"strings"
 	"time"
 )
 
@@ -38,7 +35,16 @@ func (x *exchange) tunnel(from, to *flowConn, client bufferedConn, q *request) {
 		x.ended(err)
 		return
 	}
-	x.ended(join(from, to))
+	retry, err := passAnswer(from, to)
+	if err != nil {
+		x.ended(err)
+		return
+	}
+	again := func() error { return nil }
+	if retry {
+		again = func() error { return passSecondHello(to, from, q.target) }
+	}
+	x.ended(join(from, to, again))
 }
 
 // checkHello reads the first message of TLS and gives all bytes read.
@@ -47,68 +53,36 @@ func checkHello(client bufferedConn, t target) ([]byte, *refusal) {
 	if err != nil {
 		return nil, deny(reasonNotTLS, "nothing came through the tunnel within %s", headTimeout)
 	}
-	const handshake = 22
-	if first[0] != handshake {
+	if first[0] != recordHandshake {
 		return nil, deny(reasonNotTLS, "the tunnel carries TLS only")
 	}
 	name, read, err := readHello(client)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, deny(reasonNotTLS, "the tunnel does not begin with a TLS ClientHello")
-	case name == "":
-		return read, nil
+	}
+	return read, checkName(name, t)
+}
+
+func checkName(name string, t target) *refusal {
+	if name == "" {
+		return nil
 	}
 	asked, _, err := parseHost(name)
 	if err != nil || asked == "" || asked != t.host {
-		return nil, deny(reasonSNI, "the client asks for the server %.80q in a tunnel to %s", name, t)
+		return deny(reasonSNI, "the client asks for the server %.80q in a tunnel to %s", name, t)
 	}
-	return read, nil
+	return nil
 }
 
-// maxHello bounds the first message; with post-quantum keys it is some 2 KiB.
-const maxHello = 64 << 10
-
-// errHelloRead ends the handshake, of which only the first message is wanted.
-var errHelloRead = errors.New("hello read")
-
-// readHello lets the standard library's server read the message: its parser
-// refuses doubled extensions, several names and the like, which a server behind
-// might read in another way. An encrypted hello (ECH), real or GREASE, is looked
-// at from outside alone.
-func readHello(r io.Reader) (name string, read []byte, err error) {
-	var seen bytes.Buffer
-	conn := helloConn{r: io.TeeReader(io.LimitReader(r, maxHello), &seen)}
-	server := tls.Server(conn, &tls.Config{
-		MinVersion: tls.VersionTLS10, //nolint:gosec // nothing is negotiated
-		GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) {
-			name = strings.Clone(info.ServerName)
-			return nil, errHelloRead
-		},
-	})
-	if err := server.Handshake(); !errors.Is(err, errHelloRead) {
-		return "", nil, errors.Join(errors.New("no ClientHello"), err)
-	}
-	return name, seen.Bytes(), nil
-}
-
-// helloConn can be read only.
-type helloConn struct {
-	net.Conn // nil: nothing else is called during the first message
-	r        io.Reader
-}
-
-func (c helloConn) Read(b []byte) (int, error)       { return c.r.Read(b) }
-func (c helloConn) Write(b []byte) (int, error)      { return len(b), nil }
-func (c helloConn) Close() error                     { return nil }
-func (c helloConn) SetDeadline(time.Time) error      { return nil }
-func (c helloConn) SetReadDeadline(time.Time) error  { return nil }
-func (c helloConn) SetWriteDeadline(time.Time) error { return nil }
-
-// join copies both ways until both sides have ended, or one failed.
-func join(client, server *flowConn) error {
+// join copies both ways until both sides have ended, or one failed. What the
+// client says goes through first before it is copied.
+func join(client, server *flowConn, first func() error) error {
 	up := make(chan error, 1)
 	go func() {
-		err := transfer(server, client)
+		err := first()
+		if err == nil {
+			err = transfer(server, client)
+		}
 		if err != nil {
 			_ = server.Close()
 			_ = client.Close()
