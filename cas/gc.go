@@ -29,14 +29,16 @@ type GCReport struct {
 	BytesFreed, BytesMoved   int64 // of packs; freed ones lie in the trash until the next collection unless Emptied
 	Emptied                  bool  // whether the trash is empty
 	Commits                  int64 // that heads still have
+	Missing                  int64 // contents of files that are needed and not in the store; Verify names them
 	StatCachesDropped        int
 	LowSpace                 bool // the disk was nearly full, so that the reserve was used
 	Duration                 time.Duration
 }
 
 // GC removes what no head, pin, lease or work in progress needs. Writers and
-// readers go on meanwhile. When a commit or directory that is needed cannot be
-// read, nothing is removed: what it names is unknown.
+// readers go on meanwhile. When a commit, directory or chunk list that is needed
+// cannot be read or is not there (LackError), nothing is removed: what it names
+// is unknown.
 func (s *Store) GC(ctx context.Context, o GCOptions) (GCReport, error) {
 	release, err := s.enter(ctx)
 	if err != nil {
@@ -167,12 +169,23 @@ func (g *collection) markRoots(kept []freshTouch) error {
 			return fmt.Errorf("%s %q: %w", p.bucket, p.name, err)
 		}
 	}
+	g.tellMissing()
 	for i := range g.marker.runs {
 		if err := g.marker.young(i, g.before); err != nil {
 			return err
 		}
 	}
 	return g.marker.touched(kept)
+}
+
+// tellMissing reports the contents that are lacking. They name nothing, so the
+// collection goes on.
+func (g *collection) tellMissing() {
+	g.report.Missing = int64(len(g.marker.blobs))
+	for d := range g.marker.blobs {
+		g.store.log.Error("contents of files that are needed are not in the store; verify names the files", "objects", g.report.Missing, "digest", d)
+		return
+	}
 }
 
 // bury takes what is not marked out of the index. No writer can touch an

@@ -13,6 +13,19 @@ const (
 	roleCommit
 )
 
+// String names the role as errors do.
+func (r role) String() string {
+	switch r {
+	case roleDir:
+		return "directory"
+	case roleList:
+		return "chunk list"
+	case roleCommit:
+		return "commit"
+	}
+	return "content"
+}
+
 func roleOf(k Kind) role {
 	switch k {
 	case KindChunkList:
