@@ -50,10 +50,18 @@ func (s *Store) GC(ctx context.Context, o GCOptions) (GCReport, error) {
 	if o.RewriteBelow <= 0 {
 		o.RewriteBelow = 50
 	}
-	start := time.Now()
+	start, doubts := time.Now(), s.doubt.times.Load()
 	g := &collection{store: s, opt: o, stop: ctx.Err}
 	defer g.finish()
-	if err := s.onIndex(g.run); err != nil {
+	err = s.onIndex(g.run)
+	var lack *LackError
+	if errors.As(err, &lack) || g.report.Missing > 0 {
+		s.raiseDoubt()
+	}
+	if err == nil && g.report.Missing == 0 && !s.anyDamaged() { // it went through all that is kept
+		err = s.dispel(doubts)
+	}
+	if err != nil {
 		return g.report, fmt.Errorf("collect garbage: %w", err)
 	}
 	g.report.Duration = time.Since(start)
@@ -120,6 +128,13 @@ func (g *collection) begin() (kept []freshTouch, err error) {
 	for _, r := range runs {
 		g.mark = max(g.mark, r.last)
 	}
+	lost, err := s.lostPacks()
+	if err != nil {
+		return nil, err
+	}
+	for _, seq := range lost { // when all that is kept is there without them, nobody asks for them any more
+		g.mark = max(g.mark, seq)
+	}
 	if g.before, err = s.meta.epoch("mark"); err != nil {
 		return nil, err
 	}
@@ -165,8 +180,8 @@ func (g *collection) markRoots(kept []freshTouch) error {
 		return err
 	}
 	for _, p := range pinned {
-		if err := g.marker.need(p.tree, roleDir); err != nil {
-			return fmt.Errorf("%s %q: %w", p.bucket, p.name, err)
+		if err := g.marker.need(p.Tree, roleDir); err != nil {
+			return fmt.Errorf("%s: %w", &p, err)
 		}
 	}
 	g.tellMissing()

@@ -105,6 +105,18 @@ func (t *touches) vouch(d Digest, r role) {
 	}
 }
 
+// unvouch forgets of which objects it was known that all they name is there.
+func (t *touches) unvouch() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for d, x := range t.at {
+		if x.whole != 0 {
+			x.whole = 0
+			t.at[d] = x
+		}
+	}
+}
+
 func (t *touches) vouched(d Digest, r role) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

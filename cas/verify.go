@@ -10,9 +10,9 @@ import (
 
 // VerifyOptions says how much to check.
 type VerifyOptions struct {
-	// Reachable also follows every head through its history and trees and
-	// names what is missing or unreadable, and why it is needed. Without it
-	// only the records in the packs are checked.
+	// Reachable also follows every head through its history and trees, and every
+	// pin and lease, and names what is missing or unreadable, and why it is
+	// needed. Without it only the records in the packs are checked.
 	Reachable bool
 }
 
@@ -24,11 +24,14 @@ type Damage struct {
 	Reason string
 }
 
-// Missing is an object that a head needs and that cannot be read.
+// Missing is an object that a head, a pin or a lease needs and that cannot be
+// read. It is named once, by the first of them.
 type Missing struct {
 	Digest Digest
-	Head   string
-	Commit Digest
+	Head   string // one of the three is set
+	Pin    string
+	Lease  string
+	Commit Digest // of the head
 	Path   string // of the entry that needs it; "" for the commit or the root
 	Reason string
 }
@@ -36,14 +39,16 @@ type Missing struct {
 // VerifyReport says what Verify found.
 type VerifyReport struct {
 	Packs, Records int64
-	Bytes          int64 // of content, uncompressed
+	LostPacks      []uint64 // that the index or meta.db knows and that are not there
+	Bytes          int64    // of content, uncompressed
 	Damaged        []Damage
 	Missing        []Missing
 	Collected      int64 // records that a collection removed from the index; their packs are mostly needed
 	Unindexed      int64 // good records that no index knows; Rebuild cures it
 	Heads, Commits int64
-	Reached        int64         // different objects that heads need
-	Meta           string        // what is damaged in meta.db; "" for nothing. Heads are not followed then
+	Pins, Leases   int64
+	Reached        int64         // different objects that these need
+	Meta           string        // what is damaged in meta.db; "" for nothing. Nothing is followed then
 	Indexes        []IndexDamage // Rebuild, or opening the store again, cures it
 }
 
@@ -55,7 +60,7 @@ type IndexDamage struct {
 
 // OK reports whether nothing is wrong.
 func (r *VerifyReport) OK() bool {
-	return len(r.Damaged) == 0 && len(r.Missing) == 0 && r.Unindexed == 0 && r.Meta == "" && len(r.Indexes) == 0
+	return len(r.LostPacks) == 0 && len(r.Damaged) == 0 && len(r.Missing) == 0 && r.Unindexed == 0 && r.Meta == "" && len(r.Indexes) == 0
 }
 
 // Verify reads the whole store, checks each record's checksums and digest, the
@@ -81,11 +86,24 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, erro
 		return v.report, fmt.Errorf("verify packs: %w", err)
 	}
 	if o.Reachable && v.report.Meta == "" {
-		if err := v.heads(); err != nil {
-			return v.report, fmt.Errorf("verify heads: %w", err)
+		if err := v.roots(); err != nil {
+			return v.report, fmt.Errorf("verify heads and pins: %w", err)
 		}
 	}
 	return v.report, nil
+}
+
+// roots follows all that is kept, and decides whether it can be relied on.
+func (v *verifier) roots() error {
+	doubts := v.store.doubt.times.Load()
+	if err := errors.Join(v.heads(), v.pinned()); err != nil {
+		return err
+	}
+	if len(v.report.Missing) > 0 {
+		v.store.raiseDoubt()
+		return nil
+	}
+	return v.store.dispel(doubts)
 }
 
 type verifier struct {
@@ -98,8 +116,7 @@ type verifier struct {
 	shallow map[Digest]bool
 	dead    map[int64]bool // in the pack at hand
 
-	head   string
-	commit Digest
+	why Missing // the root that is being followed
 }
 
 // meta checks meta.db. What cannot be read of it is then done without.
@@ -167,6 +184,11 @@ func (v *verifier) packHeader(seq uint64, sc *packScanner) error {
 // lost reports the records that were not met, since their packs end before
 // them or are gone.
 func (v *verifier) lost() error {
+	packs, err := v.store.lostPacks()
+	if err != nil && !isMetaDamage(err) {
+		return err
+	}
+	v.report.LostPacks = packs
 	lost, err := v.store.lostRecords()
 	var bad *CorruptError
 	if errors.As(err, &bad) {
@@ -224,8 +246,29 @@ func (v *verifier) heads() error {
 	}
 	for _, h := range heads {
 		v.report.Heads++
-		v.head = h.Name
+		v.why = Missing{Head: h.Name}
 		if err := v.history(h.Commit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pinned follows the trees that pins and leases keep.
+func (v *verifier) pinned() error {
+	all, err := v.store.meta.pinned()
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		if p.Lease {
+			v.report.Leases++
+			v.why = Missing{Lease: p.Name}
+		} else {
+			v.report.Pins++
+			v.why = Missing{Pin: p.Name}
+		}
+		if err := v.tree(p.Tree, ""); err != nil {
 			return err
 		}
 	}
@@ -237,7 +280,7 @@ func (v *verifier) history(d Digest) error {
 		if err := v.ctx.Err(); err != nil {
 			return err
 		}
-		v.commit = d
+		v.why.Commit = d
 		c, err := v.store.readCommit(d)
 		if err != nil {
 			v.missing(d, "", err)
@@ -273,7 +316,9 @@ func (v *verifier) missing(d Digest, path string, err error) {
 	if errors.Is(err, ErrNotFound) {
 		reason = "not in the store"
 	}
-	v.report.Missing = append(v.report.Missing, Missing{d, v.head, v.commit, path, reason})
+	m := v.why
+	m.Digest, m.Path, m.Reason = d, path, reason
+	v.report.Missing = append(v.report.Missing, m)
 }
 
 func (v *verifier) tree(d Digest, path string) error {
@@ -322,7 +367,7 @@ func (v *verifier) blob(d Digest, at string) {
 	if !v.first(d, roleBlob) {
 		return
 	}
-	if v.bad[d] == "" && v.store.index.has(d) {
+	if v.bad[d] == "" && v.store.index.has(d) && !v.store.isDamaged(d) {
 		return
 	}
 	if _, err := v.store.get(d); err != nil {
