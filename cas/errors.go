@@ -138,12 +138,15 @@ type LackError struct {
 
 // Error implements error.
 func (e *LackError) Error() string {
-	by := ""
+	by, way := "", ""
 	if !e.By.IsZero() {
 		by = fmt.Sprintf(", which %s names,", e.By)
 	}
+	if e.What == roleCommit.String() && !e.By.IsZero() {
+		way = "keep only the commits since then (`runnerd cas gc --keep`), "
+	}
 	return fmt.Sprintf("%s %s%s is not in the store, so what it names is unknown and nothing is removed; "+
-		"put the lost pack back or the same content in again, or let go of what needs it (`runnerd cas verify` names that, `runnerd cas rm` lets go)", e.What, e.Digest, by)
+		"put the lost pack back or the same content in again, %sor let go of what needs it (`runnerd cas verify` names that, `runnerd cas rm` lets go)", e.What, e.Digest, by, way)
 }
 
 // Unwrap makes errors.Is(err, ErrCorrupt) true.

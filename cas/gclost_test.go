@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -119,5 +120,35 @@ func TestGCYoungLack(t *testing.T) {
 	}
 	if _, err := s.Commit(t.Context(), CommitRequest{Head: "ws", Tree: tree}); !errors.Is(err, ErrNotFound) {
 		t.Errorf("committing what is not whole: %v", err)
+	}
+}
+
+// TestGCLostHistory: a lost commit that a newer one names makes a collection that
+// keeps it refuse, and one that keeps fewer commits go on.
+func TestGCLostHistory(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	s := openStore(t, dir, Config{})
+	var log []Head
+	for i := range 2 {
+		writeFile(t, filepath.Join(work, "f"), fmt.Sprint(i))
+		log = append(log, commit(t, s, "ws", snapshot(t, s, work, "").Tree, "x"))
+		must(t, s.sealOpenPack())
+	}
+	must(t, s.Close())
+	must(t, os.Remove(onlyPack(t, dir, 1)))
+	s = openStore(t, dir, Config{})
+	must(t, s.Rebuild(t.Context()))
+	_, err := s.GC(t.Context(), GCOptions{NoGrace: true})
+	var lack *LackError
+	if !errors.As(err, &lack) || lack.Digest != log[0].Commit || lack.By != log[1].Commit || !strings.Contains(err.Error(), "gc --keep") {
+		t.Errorf("collection: %v", err)
+	}
+	if s.Sound() {
+		t.Error("the store is taken for sound")
+	}
+	collect(t, s, GCOptions{NoGrace: true, Keep: keepOne})
+	collect(t, s, GCOptions{NoGrace: true}) // the history is known to be cut
+	if rep := verify(t, s); !rep.OK() || rep.Commits != 1 || !s.Sound() {
+		t.Errorf("verify %+v", rep)
 	}
 }
