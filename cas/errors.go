@@ -127,3 +127,27 @@ func (e *VersionError) Error() string {
 
 // Unwrap makes errors.Is(err, ErrVersion) true.
 func (e *VersionError) Unwrap() error { return ErrVersion }
+
+// LackError says that an object is needed and not in the store, such as after a
+// pack was lost. It matches ErrCorrupt.
+type LackError struct {
+	Digest Digest
+	What   string // "directory", "chunk list", "commit"
+	By     Digest // the object that names it; zero: a head, pin or lease does
+}
+
+// Error implements error.
+func (e *LackError) Error() string {
+	by, way := "", ""
+	if !e.By.IsZero() {
+		by = fmt.Sprintf(", which %s names,", e.By)
+	}
+	if e.What == roleCommit.String() && !e.By.IsZero() {
+		way = "keep only the commits since then (`runnerd cas gc --keep`), "
+	}
+	return fmt.Sprintf("%s %s%s is not in the store, so what it names is unknown and nothing is removed; "+
+		"put the lost pack back or the same content in again, %sor let go of what needs it (`runnerd cas verify` names that, `runnerd cas rm` lets go)", e.What, e.Digest, by, way)
+}
+
+// Unwrap makes errors.Is(err, ErrCorrupt) true.
+func (e *LackError) Unwrap() error { return ErrCorrupt }

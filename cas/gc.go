@@ -29,14 +29,16 @@ type GCReport struct {
 	BytesFreed, BytesMoved   int64 // of packs; freed ones lie in the trash until the next collection unless Emptied
 	Emptied                  bool  // whether the trash is empty
 	Commits                  int64 // that heads still have
+	Missing                  int64 // contents of files that are needed and not in the store; Verify names them
 	StatCachesDropped        int
 	LowSpace                 bool // the disk was nearly full, so that the reserve was used
 	Duration                 time.Duration
 }
 
 // GC removes what no head, pin, lease or work in progress needs. Writers and
-// readers go on meanwhile. When a commit or directory that is needed cannot be
-// read, nothing is removed: what it names is unknown.
+// readers go on meanwhile. When a commit, directory or chunk list that is needed
+// cannot be read or is not there (LackError), nothing is removed: what it names
+// is unknown.
 func (s *Store) GC(ctx context.Context, o GCOptions) (GCReport, error) {
 	release, err := s.enter(ctx)
 	if err != nil {
@@ -48,10 +50,18 @@ func (s *Store) GC(ctx context.Context, o GCOptions) (GCReport, error) {
 	if o.RewriteBelow <= 0 {
 		o.RewriteBelow = 50
 	}
-	start := time.Now()
+	start, doubts := time.Now(), s.doubt.times.Load()
 	g := &collection{store: s, opt: o, stop: ctx.Err}
 	defer g.finish()
-	if err := s.onIndex(g.run); err != nil {
+	err = s.onIndex(g.run)
+	var lack *LackError
+	if errors.As(err, &lack) || g.report.Missing > 0 {
+		s.raiseDoubt()
+	}
+	if err == nil && g.report.Missing == 0 && !s.anyDamaged() { // it went through all that is kept
+		err = s.dispel(doubts)
+	}
+	if err != nil {
 		return g.report, fmt.Errorf("collect garbage: %w", err)
 	}
 	g.report.Duration = time.Since(start)
@@ -118,6 +128,13 @@ func (g *collection) begin() (kept []freshTouch, err error) {
 	for _, r := range runs {
 		g.mark = max(g.mark, r.last)
 	}
+	lost, err := s.lostPacks()
+	if err != nil {
+		return nil, err
+	}
+	for _, seq := range lost { // when all that is kept is there without them, nobody asks for them any more
+		g.mark = max(g.mark, seq)
+	}
 	if g.before, err = s.meta.epoch("mark"); err != nil {
 		return nil, err
 	}
@@ -163,16 +180,27 @@ func (g *collection) markRoots(kept []freshTouch) error {
 		return err
 	}
 	for _, p := range pinned {
-		if err := g.marker.need(p.tree, roleDir); err != nil {
-			return fmt.Errorf("%s %q: %w", p.bucket, p.name, err)
+		if err := g.marker.need(p.Tree, roleDir); err != nil {
+			return fmt.Errorf("%s: %w", &p, err)
 		}
 	}
+	g.tellMissing()
 	for i := range g.marker.runs {
 		if err := g.marker.young(i, g.before); err != nil {
 			return err
 		}
 	}
 	return g.marker.touched(kept)
+}
+
+// tellMissing reports the contents that are lacking. They name nothing, so the
+// collection goes on.
+func (g *collection) tellMissing() {
+	g.report.Missing = int64(len(g.marker.blobs))
+	for d := range g.marker.blobs {
+		g.store.log.Error("contents of files that are needed are not in the store; verify names the files", "objects", g.report.Missing, "digest", d)
+		return
+	}
 }
 
 // bury takes what is not marked out of the index. No writer can touch an

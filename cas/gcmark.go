@@ -17,12 +17,14 @@ type marker struct {
 	marks [][]role        // for each run, as what each entry is needed
 	newer map[Digest]role // likewise, of metadata written since the runs were taken
 	stack []freshTouch
+	lack  *LackError          // what is needed, names others and is not there; the first of them
+	blobs map[Digest]struct{} // contents that are needed and not there
 
 	touching bool // what is needed was only touched, so it may be anything
 }
 
 func newMarker(s *Store, runs []*indexRun, stop func() error) *marker {
-	m := &marker{store: s, stop: stop, runs: runs, marks: make([][]role, len(runs)), newer: make(map[Digest]role)}
+	m := &marker{store: s, stop: stop, runs: runs, marks: make([][]role, len(runs)), newer: make(map[Digest]role), blobs: make(map[Digest]struct{})}
 	for i, r := range runs {
 		m.marks[i] = make([]role, r.count)
 	}
@@ -30,10 +32,10 @@ func newMarker(s *Store, runs []*indexRun, stop func() error) *marker {
 }
 
 // mark notes that d is needed as r, and reports whether that is news. Of
-// several records of one object the newest is kept. What is in none of the
-// runs was written since and is not in question, but what it names may be: its
-// writer's session may have ended, and its touches with it, just before the
-// touches were looked at.
+// several records of one object the newest is kept. What is indexed but in none
+// of the runs was written since and is not in question, but what it names may
+// be: its writer's session may have ended, and its touches with it, just before
+// the touches were looked at. What is not indexed at all is lacking.
 func (m *marker) mark(d Digest, r role) bool {
 	for i := len(m.runs) - 1; i >= 0; i-- {
 		if j, ok := m.runs[i].search(d); ok {
@@ -42,16 +44,55 @@ func (m *marker) mark(d Digest, r role) bool {
 			return news
 		}
 	}
-	if r == roleBlob || m.newer[d]&r != 0 || !m.store.index.has(d) {
+	switch {
+	case m.newer[d]&r != 0:
+		return false
+	case !m.store.index.has(d):
+		m.lacks(d, r)
+		return false
+	case r == roleBlob:
 		return false
 	}
 	m.newer[d] |= r
 	return true
 }
 
+// lacks notes that what is needed is not there. Had it been taken for naming
+// nothing, what it names would go for good, though its pack may come back. What
+// was only touched need not have been there ever.
+func (m *marker) lacks(d Digest, r role) {
+	switch {
+	case m.touching:
+	case r == roleBlob:
+		m.blobs[d] = struct{}{}
+	case m.lack == nil:
+		m.lack = &LackError{Digest: d, What: r.String()}
+	}
+}
+
+// lacking returns what was found to be lacking, as needed by another object or,
+// with a zero digest, by a root, and forgets it.
+func (m *marker) lacking(by Digest) error {
+	lack := m.lack
+	m.lack = nil
+	if err := m.store.index.failed(); err != nil || lack == nil {
+		return err // of a failed index the answer was none
+	}
+	lack.By = by
+	return lack
+}
+
 // need marks d as r and everything that it names.
 func (m *marker) need(d Digest, r role) error {
 	m.push(d, r)
+	if err := m.lacking(Digest{}); err != nil {
+		return err
+	}
+	return m.drain()
+}
+
+// drain follows what was pushed. After an error the rest is still to be done.
+func (m *marker) drain() error {
 	for len(m.stack) > 0 {
 		x := m.stack[len(m.stack)-1]
 		m.stack = m.stack[:len(m.stack)-1]
@@ -60,6 +101,9 @@ func (m *marker) need(d Digest, r role) error {
 		}
 		if err := m.follow(x); err != nil {
 			return fmt.Errorf("%s: %w", x.d, err)
+		}
+		if err := m.lacking(x.d); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -128,8 +172,13 @@ func (m *marker) entry(x *Entry) {
 // history marks up to keep commits of a head, all if keep is 0, and returns
 // the last one when its parent is left out.
 func (m *marker) history(d Digest, keep int, shallow map[Digest]bool) (cut Digest, err error) {
+	var child Digest
 	for n := 1; !d.IsZero(); n++ {
 		c, err := m.store.readCommit(d)
+		if errors.Is(err, ErrNotFound) {
+			m.lacks(d, roleCommit)
+			return Digest{}, m.lacking(child)
+		}
 		if err == nil {
 			err = m.need(d, roleCommit)
 		}
@@ -139,7 +188,7 @@ func (m *marker) history(d Digest, keep int, shallow map[Digest]bool) (cut Diges
 		if !c.Parent.IsZero() && (n == keep || shallow[d]) {
 			return d, nil
 		}
-		d = c.Parent
+		child, d = d, c.Parent
 	}
 	return Digest{}, nil
 }
@@ -173,7 +222,8 @@ func (m *marker) young(i int, before uint64) error {
 }
 
 // youngPack looks at the kinds of a pack's records and follows those that name
-// others.
+// others. What they lack keeps no collection from working: no root needs it, and
+// whoever is going to keep such a tree is told that it is not whole.
 func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
 	f, err := os.Open(filepath.Join(m.store.packDir(), packName(pack)))
 	if errors.Is(err, os.ErrNotExist) {
@@ -197,10 +247,11 @@ func (m *marker) youngPack(run *indexRun, pack uint64, list []int) error {
 			continue
 		}
 		err = m.need(e.digest, roleOf(h.kind))
-		if errors.Is(err, ErrCorrupt) {
-			m.stack = m.stack[:0]
-			m.store.log.Warn("damaged object is kept as it is", "digest", e.digest, "error", err)
-		} else if err != nil {
+		for errors.Is(err, ErrCorrupt) {
+			m.store.log.Warn("object that is damaged or lacks others is kept as it is", "digest", e.digest, "error", err)
+			err = m.drain() // what else it names is whole as ever
+		}
+		if err != nil {
 			return err
 		}
 	}

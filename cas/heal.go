@@ -40,6 +40,7 @@ func (s *Store) noteAllDamage(bad []indexEntry) {
 	if s.caches != nil {
 		s.caches.dropAll()
 	}
+	s.raiseDoubt()
 	err := s.meta.update(func(tx *metaTx) error {
 		var errs []error
 		for _, e := range news {

@@ -304,3 +304,29 @@ func TestBadSectors(t *testing.T) {
 		}
 	}
 }
+
+// TestScrubReadsOpenPack: what a collection moved lies in the open pack, which is
+// read like the others.
+func TestScrubReadsOpenPack(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	s := openStore(t, dir, Config{})
+	writeFile(t, filepath.Join(work, "a"), string(randomBytes(1, 50_000)))
+	writeFile(t, filepath.Join(work, "b"), "small")
+	snapshot(t, s, work, "")
+	must(t, os.Remove(filepath.Join(work, "a")))
+	commit(t, s, "ws", snapshot(t, s, work, "").Tree, "x")
+	s.touches = newTouches()
+	if rep := collect(t, s, GCOptions{NoGrace: true}); rep.PacksMoved != 1 {
+		t.Fatalf("collected %+v", rep)
+	}
+	sum, err := s.Scrub(t.Context(), ScrubOptions{})
+	if err != nil || sum.Packs != 1 || sum.Records != 3 || sum.Damaged != 0 {
+		t.Errorf("scrub %+v, %v", sum, err)
+	}
+	l, _ := s.index.find(DigestOf([]byte("small")))
+	flipBit(t, onlyPack(t, dir, l.pack), l.off+recordHeaderSize)
+	sum, err = s.Scrub(t.Context(), ScrubOptions{})
+	if err != nil || sum.Damaged != 1 || !s.isDamaged(DigestOf([]byte("small"))) {
+		t.Errorf("scrub after damage: %+v, %v", sum, err)
+	}
+}

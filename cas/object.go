@@ -32,7 +32,7 @@ func (s *Store) get(d Digest) ([]byte, error) {
 		l, ok := s.index.find(d)
 		if !ok {
 			if d.IsZero() {
-				return nil, fmt.Errorf("object without a digest: %w", ErrNotFound)
+				return nil, fmt.Errorf("no object is named by a digest of zeros: %w", ErrNotFound)
 			}
 			return nil, fmt.Errorf("object %s: %w", d, ErrNotFound)
 		}

@@ -67,35 +67,44 @@ func (s *Store) letGo(ctx context.Context, bucket []byte, name string) error {
 	})
 }
 
-// isRoot reports whether a head, a pin or a lease keeps the tree.
+// isRoot reports whether a head, a pin or a lease keeps the tree, and vouches for
+// it being whole.
 func (s *Store) isRoot(tree Digest) bool {
+	if !s.Sound() {
+		return false
+	}
 	heads, err := s.heads()
 	if err == nil && slices.ContainsFunc(heads, func(h Head) bool { return h.Tree == tree }) {
 		return true
 	}
 	pinned, err := s.meta.pinned()
-	return err == nil && slices.ContainsFunc(pinned, func(p pinnedTree) bool { return p.tree == tree })
+	return err == nil && slices.ContainsFunc(pinned, func(p Pinned) bool { return p.Tree == tree })
 }
 
-// pinnedTree is a root that is not a head.
-type pinnedTree struct {
-	bucket, name string
-	tree         Digest
-}
-
-func (m *metaDB) pinned() (all []pinnedTree, err error) {
+func (m *metaDB) pinned() (all []Pinned, err error) {
 	err = m.view(func(tx *metaTx) error {
-		var errs []error
 		for _, bucket := range [][]byte{bucketPins, bucketLeases} {
-			errs = append(errs, tx.each(bucket, func(k, v []byte) error {
-				d, err := DigestFromBytes(v[:min(len(v), DigestSize)])
-				all = append(all, pinnedTree{string(bucket), string(k), d})
+			err := tx.each(bucket, func(k, v []byte) error {
+				n := min(len(v), DigestSize)
+				d, err := DigestFromBytes(v[:n])
+				all = append(all, Pinned{string(k), d, string(bucket) == string(bucketLeases), leUint64(v[n:])})
 				return err
-			}))
+			})
+			if err != nil {
+				return err
+			}
 		}
-		return errors.Join(errs...)
+		return nil
 	})
 	return all, err
+}
+
+// String names the pin or lease as errors do.
+func (p *Pinned) String() string {
+	if p.Lease {
+		return fmt.Sprintf("lease %q", p.Name)
+	}
+	return fmt.Sprintf("pin %q", p.Name)
 }
 
 // ageLeases counts a collection against each lease.

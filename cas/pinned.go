@@ -6,6 +6,24 @@ import (
 	"fmt"
 )
 
+// Pinned is a tree that a pin or a lease keeps.
+type Pinned struct {
+	Name        string
+	Tree        Digest
+	Lease       bool
+	Collections uint64 // that the lease still outlasts; 0 for a pin
+}
+
+// Pinned returns all pins, then all leases, sorted by name.
+func (s *Store) Pinned(ctx context.Context) (all []Pinned, err error) {
+	release, err := s.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return s.meta.pinned()
+}
+
 // PinnedTree returns the tree that a pin keeps, or ErrNotFound.
 func (s *Store) PinnedTree(ctx context.Context, name string) (Digest, error) {
 	return s.held(ctx, bucketPins, name)

@@ -109,6 +109,9 @@ func (s *Store) rebuildAll(ctx context.Context) error {
 	if err := s.endSweep(); err != nil {
 		return err
 	}
+	if err := s.tellLost(); err != nil { // the new runs are not going to know of them
+		return err
+	}
 	seqs, err := listPacks(s.packDir())
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,12 +25,17 @@ func (s *Store) recoverPacks(ctx context.Context, seqs []uint64, metaLost bool) 
 	if err != nil {
 		return err
 	}
-	s.writer.seq = max(top, sealed, s.index.lastSealed()) // numbers are never used again
+	committed, err := s.meta.committedPacks()
+	if err != nil {
+		return err
+	}
+	least := slices.Max(append(committed, top))             // there was one of this number
+	s.writer.seq = max(least, sealed, s.index.lastSealed()) // numbers are never used again
 	for i, seq := range seqs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := s.recoverPack(seq, i == len(seqs)-1 && seq >= top && seq > sealed, metaLost); err != nil {
+		if err := s.recoverPack(seq, i == len(seqs)-1 && seq >= least && seq > sealed, metaLost); err != nil {
 			return fmt.Errorf("%s: %w", packName(seq), err)
 		}
 	}

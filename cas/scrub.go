@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -27,8 +28,8 @@ type ScrubProgress struct {
 	Last           *Damage // the damage that this call is about; nil after a pack
 }
 
-// Scrub reads each sealed pack once and checks every record against its
-// digest, slowly. Damage is logged, reported and remembered: putting the same
+// Scrub reads each pack once, the open one as far as it is written by now, and
+// checks every record against its digest, slowly. Damage is logged, reported and remembered: putting the same
 // content again heals it. Collections and writers go on meanwhile; a pack
 // that a collection removes is passed over.
 func (s *Store) Scrub(ctx context.Context, o ScrubOptions) (ScrubProgress, error) {
@@ -41,10 +42,15 @@ func (s *Store) Scrub(ctx context.Context, o ScrubOptions) (ScrubProgress, error
 	if c.opt.Progress == nil {
 		c.opt.Progress = func(ScrubProgress) {}
 	}
+	open := s.writer.end()
 	seqs, err := listPacks(s.packDir())
 	for _, seq := range seqs {
-		if err == nil && s.index.covers(seq) {
-			err = c.pack(seq)
+		switch {
+		case err != nil:
+		case s.index.covers(seq):
+			err = c.pack(seq, math.MaxInt64)
+		case seq == open.seq:
+			err = c.pack(seq, open.off)
 		}
 	}
 	if err == nil {
@@ -90,7 +96,8 @@ type scrubber struct {
 	met   map[loc]bool // reported
 }
 
-func (c *scrubber) pack(seq uint64) error {
+// pack checks the records of a pack that lie before most.
+func (c *scrubber) pack(seq uint64, most int64) error {
 	f, err := os.Open(filepath.Join(c.store.packDir(), packName(seq)))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -106,7 +113,7 @@ func (c *scrubber) pack(seq uint64) error {
 	if c.dead, err = c.store.meta.deadOffsets(seq); err != nil {
 		return err
 	}
-	sc := newPackScanner(&pacedReader{c, f}, packHeaderSize, info.Size())
+	sc := newPackScanner(&pacedReader{c, f}, packHeaderSize, min(most, info.Size()))
 	err = sc.scanAll(
 		func(rec scanned) error {
 			c.sum.Records++

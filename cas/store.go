@@ -91,6 +91,7 @@ type Store struct {
 	index   *objectIndex
 	touches *touches
 	damaged damagedObjects
+	doubt   doubt
 	maint   sync.RWMutex // held for writing by what removes packs or index runs
 	merging sync.Mutex   // held by what merges index runs; maint comes first
 	merger  *indexMerger
@@ -139,6 +140,9 @@ func Open(ctx context.Context, dir string, cfg Config) (_ *Store, err error) {
 		return nil, err
 	}
 	s.caches = newStatCaches(s)
+	if err := s.tellLost(); err != nil {
+		return nil, err
+	}
 	s.merger = newIndexMerger(s)
 	s.keepReserve()
 	return s, nil
@@ -172,7 +176,7 @@ func (s *Store) openPacks(ctx context.Context) error {
 	if err := s.recoverPacks(ctx, seqs, remains != nil); err != nil {
 		return err
 	}
-	if err := s.loadDamage(); err != nil {
+	if err := errors.Join(s.loadDamage(), s.loadDoubt()); err != nil {
 		return err
 	}
 	if remains != nil {

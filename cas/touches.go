@@ -13,6 +13,19 @@ const (
 	roleCommit
 )
 
+// String names the role as errors do.
+func (r role) String() string {
+	switch r {
+	case roleDir:
+		return "directory"
+	case roleList:
+		return "chunk list"
+	case roleCommit:
+		return "commit"
+	}
+	return "content"
+}
+
 func roleOf(k Kind) role {
 	switch k {
 	case KindChunkList:
@@ -89,6 +102,18 @@ func (t *touches) vouch(d Digest, r role) {
 	if x, ok := t.at[d]; ok && x.roles&r != 0 {
 		x.whole |= r
 		t.at[d] = x
+	}
+}
+
+// unvouch forgets of which objects it was known that all they name is there.
+func (t *touches) unvouch() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for d, x := range t.at {
+		if x.whole != 0 {
+			x.whole = 0
+			t.at[d] = x
+		}
 	}
 }
 

@@ -10,9 +10,9 @@ import (
 
 // VerifyOptions says how much to check.
 type VerifyOptions struct {
-	// Reachable also follows every head through its history and trees and
-	// names what is missing or unreadable, and why it is needed. Without it
-	// only the records in the packs are checked.
+	// Reachable also follows every head through its history and trees, and every
+	// pin and lease, and names what is missing or unreadable, and why it is
+	// needed. Without it only the records in the packs are checked.
 	Reachable bool
 }
 
@@ -24,11 +24,14 @@ type Damage struct {
 	Reason string
 }
 
-// Missing is an object that a head needs and that cannot be read.
+// Missing is an object that a head, a pin or a lease needs and that cannot be
+// read. It is named once, by the first of them.
 type Missing struct {
 	Digest Digest
-	Head   string
-	Commit Digest
+	Head   string // one of the three is set
+	Pin    string
+	Lease  string
+	Commit Digest // of the head
 	Path   string // of the entry that needs it; "" for the commit or the root
 	Reason string
 }
@@ -36,14 +39,16 @@ type Missing struct {
 // VerifyReport says what Verify found.
 type VerifyReport struct {
 	Packs, Records int64
-	Bytes          int64 // of content, uncompressed
+	LostPacks      []uint64 // that the index or meta.db knows and that are not there
+	Bytes          int64    // of content, uncompressed
 	Damaged        []Damage
 	Missing        []Missing
 	Collected      int64 // records that a collection removed from the index; their packs are mostly needed
 	Unindexed      int64 // good records that no index knows; Rebuild cures it
 	Heads, Commits int64
-	Reached        int64         // different objects that heads need
-	Meta           string        // what is damaged in meta.db; "" for nothing. Heads are not followed then
+	Pins, Leases   int64
+	Reached        int64         // different objects that these need
+	Meta           string        // what is damaged in meta.db; "" for nothing. Nothing is followed then
 	Indexes        []IndexDamage // Rebuild, or opening the store again, cures it
 }
 
@@ -55,7 +60,7 @@ type IndexDamage struct {
 
 // OK reports whether nothing is wrong.
 func (r *VerifyReport) OK() bool {
-	return len(r.Damaged) == 0 && len(r.Missing) == 0 && r.Unindexed == 0 && r.Meta == "" && len(r.Indexes) == 0
+	return len(r.LostPacks) == 0 && len(r.Damaged) == 0 && len(r.Missing) == 0 && r.Unindexed == 0 && r.Meta == "" && len(r.Indexes) == 0
 }
 
 // Verify reads the whole store, checks each record's checksums and digest, the
@@ -81,8 +86,8 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, erro
 		return v.report, fmt.Errorf("verify packs: %w", err)
 	}
 	if o.Reachable && v.report.Meta == "" {
-		if err := v.heads(); err != nil {
-			return v.report, fmt.Errorf("verify heads: %w", err)
+		if err := v.roots(); err != nil {
+			return v.report, fmt.Errorf("verify heads and pins: %w", err)
 		}
 	}
 	return v.report, nil
@@ -98,8 +103,7 @@ type verifier struct {
 	shallow map[Digest]bool
 	dead    map[int64]bool // in the pack at hand
 
-	head   string
-	commit Digest
+	why Missing // the root that is being followed
 }
 
 // meta checks meta.db. What cannot be read of it is then done without.
@@ -167,6 +171,11 @@ func (v *verifier) packHeader(seq uint64, sc *packScanner) error {
 // lost reports the records that were not met, since their packs end before
 // them or are gone.
 func (v *verifier) lost() error {
+	packs, err := v.store.lostPacks()
+	if err != nil && !isMetaDamage(err) {
+		return err
+	}
+	v.report.LostPacks = packs
 	lost, err := v.store.lostRecords()
 	var bad *CorruptError
 	if errors.As(err, &bad) {
@@ -215,117 +224,4 @@ func (v *verifier) damaged(d Digest, seq uint64, off int64, reason string) {
 		}
 	}
 	v.report.Damaged = append(v.report.Damaged, Damage{d, seq, off, reason})
-}
-
-func (v *verifier) heads() error {
-	heads, err := v.store.heads()
-	if err != nil {
-		return err
-	}
-	for _, h := range heads {
-		v.report.Heads++
-		v.head = h.Name
-		if err := v.history(h.Commit); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (v *verifier) history(d Digest) error {
-	for !d.IsZero() && v.first(d, roleCommit) {
-		if err := v.ctx.Err(); err != nil {
-			return err
-		}
-		v.commit = d
-		c, err := v.store.readCommit(d)
-		if err != nil {
-			v.missing(d, "", err)
-			return nil
-		}
-		v.report.Commits++
-		if err := v.tree(c.Tree, ""); err != nil {
-			return err
-		}
-		if v.shallow[d] {
-			return nil
-		}
-		d = c.Parent
-	}
-	return nil
-}
-
-// first reports whether d was not met before as what it is needed now.
-func (v *verifier) first(d Digest, r role) bool {
-	was := v.seen[d]
-	if was&r != 0 {
-		return false
-	}
-	v.seen[d] = was | r
-	if was == 0 {
-		v.report.Reached++
-	}
-	return true
-}
-
-func (v *verifier) missing(d Digest, path string, err error) {
-	reason := err.Error()
-	if errors.Is(err, ErrNotFound) {
-		reason = "not in the store"
-	}
-	v.report.Missing = append(v.report.Missing, Missing{d, v.head, v.commit, path, reason})
-}
-
-func (v *verifier) tree(d Digest, path string) error {
-	if !v.first(d, roleDir) {
-		return v.ctx.Err()
-	}
-	dir, err := v.store.readDir(d)
-	if err != nil {
-		v.missing(d, path, err)
-		return v.ctx.Err()
-	}
-	for i := range dir.Entries {
-		x := &dir.Entries[i]
-		at := joinPath(path, x.Name)
-		switch {
-		case x.Type == TypeDir:
-			if err := v.tree(x.Digest, at); err != nil {
-				return err
-			}
-		case x.Type == TypeFile && !x.Chunks.IsZero():
-			v.chunks(x, at)
-		case x.Type == TypeFile && x.Size > 0:
-			v.blob(x.Digest, at)
-		}
-	}
-	return nil
-}
-
-func (v *verifier) chunks(x *Entry, at string) {
-	if !v.first(x.Chunks, roleList) {
-		return
-	}
-	list, err := v.store.readChunkList(x.Chunks)
-	if err != nil {
-		v.missing(x.Chunks, at, err)
-		return
-	}
-	for _, ref := range list.chunks {
-		v.blob(ref.digest, at)
-	}
-}
-
-// blob makes sure that the object is indexed; its content was checked with
-// its record, and is read again only where that was damaged.
-func (v *verifier) blob(d Digest, at string) {
-	if !v.first(d, roleBlob) {
-		return
-	}
-	if v.bad[d] == "" && v.store.index.has(d) {
-		return
-	}
-	if _, err := v.store.get(d); err != nil {
-		v.missing(d, at, err)
-	}
 }

@@ -12,8 +12,12 @@ import (
 // complete lie in the same place.
 type bases map[cas.Digest][]cas.Digest
 
-// baseTrees returns those to begin with, and keeps them.
+// baseTrees returns those to begin with, and keeps them. While something in the
+// store may be damaged or lost there are none, so a repeated pull heals it.
 func (p *puller) baseTrees(ctx context.Context) ([]cas.Digest, error) {
+	if !p.store.Sound() {
+		return nil, nil
+	}
 	trees := slices.Clone(p.opt.Base)
 	for _, held := range []struct {
 		name string

@@ -100,7 +100,7 @@ func (p *puller) lacking(ctx context.Context, level []cas.Ref, at bases) ([]cas.
 	for w := range workers {
 		group.Go(func() error {
 			for i := w; i < len(level); i += workers {
-				if at.isBase(level[i]) {
+				if at.isBase(level[i]) && p.store.Sound() { // damage may be met on the way
 					continue
 				}
 				ok, err := p.session.Complete(ctx, level[i].Kind, level[i].Digest)

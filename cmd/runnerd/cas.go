@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +43,7 @@ func casCommand() *cobra.Command {
 	c.PersistentFlags().BoolVar(&f.json, "json", false, "print the result as JSON")
 	c.PersistentFlags().BoolVar(&f.recoverMeta, "recover-meta", false, "when meta.db is lost or damaged, rebuild the heads from the commits in the packs")
 	_ = c.MarkPersistentFlagRequired("store")
-	c.AddCommand(casSnapshot(f), casRestore(f), casList(f), casDiff(f), casVerify(f), casGC(f), casRebuild(f), casStats(f),
+	c.AddCommand(casSnapshot(f), casRestore(f), casList(f), casDiff(f), casVerify(f), casGC(f), casRemove(f), casRebuild(f), casStats(f),
 		casExport(f), casImport(f), casServe(f), casPull(f), casGrant(f), casKeygen(f), casREAPI(f))
 	return c
 }
@@ -54,7 +55,9 @@ func (f *casFlags) withStore(ctx context.Context, create bool, fn func(*cas.Stor
 		return errors.New("--store is empty: give the store's directory")
 	}
 	if !create {
-		if _, err := os.Stat(filepath.Join(f.store, "format")); errors.Is(err, os.ErrNotExist) {
+		_, err := os.Stat(filepath.Join(f.store, "format"))
+		packs, _ := filepath.Glob(filepath.Join(f.store, "packs", "*.pack"))
+		if errors.Is(err, os.ErrNotExist) && len(packs) == 0 { // with packs Open says what is missing
 			return fmt.Errorf("%s holds no store; make one with: runnerd cas snapshot DIR --store %s", f.store, f.store)
 		}
 	}
@@ -79,16 +82,15 @@ func (f *casFlags) print(w io.Writer, v any, text func(io.Writer) error) error {
 	return text(w)
 }
 
-// resolveTree finds the tree that ref means: the digest of a tree or a commit, or
-// the name of a head.
+// resolveTree finds the tree that ref means: the digest of a tree or a commit, the
+// name of a head, or "pin:" or "lease:" and the name of one.
 func resolveTree(ctx context.Context, s *cas.Store, ref string) (cas.Digest, error) {
 	d, err := cas.ParseDigest(ref)
 	if err != nil {
-		h, err := s.Head(ctx, ref)
-		if errors.Is(err, cas.ErrNotFound) {
-			return cas.Digest{}, fmt.Errorf("%q is neither a digest nor a head of this store; `runnerd cas ls` lists the heads: %w", ref, err)
-		}
-		return h.Tree, err
+		return resolveName(ctx, s, ref)
+	}
+	if d.IsZero() {
+		return d, fmt.Errorf("%s is all zeros, which is no object's digest: %w", ref, cas.ErrNotFound)
 	}
 	if c, err := s.ReadCommit(ctx, d); err == nil {
 		return c.Tree, nil
@@ -99,4 +101,20 @@ func resolveTree(ctx context.Context, s *cas.Store, ref string) (cas.Digest, err
 		return d, fmt.Errorf("%s is neither a tree nor a commit but something else, such as a file: %w", ref, cas.ErrNotDir)
 	}
 	return d, err
+}
+
+// resolveName finds the tree of a head, a pin or a lease. Should a head be named
+// like a pin, it is the head.
+func resolveName(ctx context.Context, s *cas.Store, ref string) (cas.Digest, error) {
+	h, err := s.Head(ctx, ref)
+	if !errors.Is(err, cas.ErrNotFound) {
+		return h.Tree, err
+	}
+	if name, ok := strings.CutPrefix(ref, "pin:"); ok {
+		return s.PinnedTree(ctx, name)
+	}
+	if name, ok := strings.CutPrefix(ref, "lease:"); ok {
+		return s.LeasedTree(ctx, name)
+	}
+	return cas.Digest{}, fmt.Errorf("%q is neither a digest nor a head of this store, nor pin:NAME or lease:NAME; `runnerd cas ls` lists them: %w", ref, err)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,8 +19,11 @@ type verifyReport struct {
 	Bytes     int64        `json:"bytes"`
 	Heads     int64        `json:"heads"`
 	Commits   int64        `json:"commits"`
+	Pins      int64        `json:"pins"`
+	Leases    int64        `json:"leases"`
 	Reached   int64        `json:"reached"`
 	Unindexed int64        `json:"unindexed"`
+	LostPacks []uint64     `json:"lostPacks,omitempty"`
 	Damaged   []damageLine `json:"damaged"`
 	Missing   []lackLine   `json:"missing"`
 	Meta      string       `json:"meta,omitempty"`
@@ -39,9 +43,12 @@ type indexLine struct {
 	Reason string `json:"reason"`
 }
 
+// lackLine names the head, the pin or the lease that needs the object.
 type lackLine struct {
 	Digest cas.Digest `json:"digest"`
 	Head   string     `json:"head"`
+	Pin    string     `json:"pin,omitempty"`
+	Lease  string     `json:"lease,omitempty"`
 	Commit cas.Digest `json:"commit"`
 	Path   string     `json:"path"`
 	Reason string     `json:"reason"`
@@ -49,7 +56,7 @@ type lackLine struct {
 
 func newVerifyReport(rep *cas.VerifyReport) verifyReport {
 	r := verifyReport{OK: rep.OK(), Packs: rep.Packs, Records: rep.Records, Bytes: rep.Bytes, Heads: rep.Heads, Commits: rep.Commits,
-		Reached: rep.Reached, Unindexed: rep.Unindexed, Damaged: []damageLine{}, Missing: []lackLine{}, Meta: rep.Meta}
+		Pins: rep.Pins, Leases: rep.Leases, Reached: rep.Reached, Unindexed: rep.Unindexed, Damaged: []damageLine{}, Missing: []lackLine{}, LostPacks: rep.LostPacks, Meta: rep.Meta}
 	for _, d := range rep.Damaged {
 		r.Damaged = append(r.Damaged, damageLine(d))
 	}
@@ -63,11 +70,14 @@ func newVerifyReport(rep *cas.VerifyReport) verifyReport {
 }
 
 func (r verifyReport) text(w io.Writer) error {
+	for _, seq := range r.LostPacks {
+		fmt.Fprintf(w, "lost: pack %016x\n", seq)
+	}
 	for _, d := range r.Damaged {
 		fmt.Fprintf(w, "damaged: %s in pack %016x at %d: %s\n", d.Digest, d.Pack, d.Offset, d.Reason)
 	}
 	for _, m := range r.Missing {
-		fmt.Fprintf(w, "missing: %s, which head %q needs for %q: %s\n", m.Digest, m.Head, m.Path, m.Reason)
+		fmt.Fprintf(w, "missing: %s, which %s needs for %q: %s\n", m.Digest, m.root(), m.Path, m.Reason)
 	}
 	for _, x := range r.Indexes {
 		fmt.Fprintf(w, "damaged: index %s: %s\n", x.File, x.Reason)
@@ -75,15 +85,48 @@ func (r verifyReport) text(w io.Writer) error {
 	if r.Meta != "" {
 		fmt.Fprintln(w, "damaged:", r.Meta)
 	}
-	_, err := fmt.Fprintf(w, "%d packs, %d records, %d bytes, %d unindexed; %d heads, %d commits, %d objects reached; %.3f s\n",
-		r.Packs, r.Records, r.Bytes, r.Unindexed, r.Heads, r.Commits, r.Reached, r.Seconds)
+	_, err := fmt.Fprintf(w, "%d packs, %d records, %d bytes, %d unindexed; %d heads, %d commits, %d pins, %d leases, %d objects reached; %.3f s\n",
+		r.Packs, r.Records, r.Bytes, r.Unindexed, r.Heads, r.Commits, r.Pins, r.Leases, r.Reached, r.Seconds)
 	return err
+}
+
+func (m *lackLine) root() string {
+	switch {
+	case m.Pin != "":
+		return fmt.Sprintf("pin %q", m.Pin)
+	case m.Lease != "":
+		return fmt.Sprintf("lease %q", m.Lease)
+	}
+	return fmt.Sprintf("head %q", m.Head)
+}
+
+// wrong says what verify found, as an error that matches cas.ErrCorrupt.
+func (r *verifyReport) wrong() error {
+	var found []string
+	for _, x := range []struct {
+		n    int64
+		what string
+	}{
+		{int64(len(r.LostPacks)), "packs lost (put them back, or see `cas rm`)"},
+		{int64(len(r.Damaged)), "records damaged"},
+		{int64(len(r.Missing)), "objects missing (put the same content in again, or see `cas rm`)"},
+		{r.Unindexed, "records not indexed (`cas rebuild` cures it)"},
+		{int64(len(r.Indexes)), "index runs damaged (`cas rebuild` cures it)"},
+	} {
+		if x.n > 0 {
+			found = append(found, fmt.Sprintf("%d %s", x.n, x.what))
+		}
+	}
+	if r.Meta != "" {
+		found = append(found, "meta.db damaged (restore it, or see --recover-meta)")
+	}
+	return fmt.Errorf("%s: %w", strings.Join(found, ", "), cas.ErrCorrupt)
 }
 
 func casVerify(f *casFlags) *cobra.Command {
 	return &cobra.Command{
 		Use: "verify", Short: "Read the whole store and name what is damaged or missing",
-		Long:    "Read the whole store, check every digest, follow every head, and name what is damaged or missing. Fails when there is any.",
+		Long:    "Read the whole store, check every digest, follow every head, pin and lease, and name what is damaged or missing. Fails when there is any.",
 		Example: "  runnerd cas verify --store S --json", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			start := time.Now()
@@ -101,8 +144,7 @@ func casVerify(f *casFlags) *cobra.Command {
 				return err
 			}
 			if !r.OK {
-				return fmt.Errorf("%d records damaged, %d objects missing, %d unindexed and %d index runs damaged (`cas rebuild` cures the last two), meta.db damaged: %v: %w",
-					len(r.Damaged), len(r.Missing), r.Unindexed, len(r.Indexes), r.Meta != "", cas.ErrCorrupt)
+				return r.wrong()
 			}
 			return nil
 		},
@@ -128,6 +170,7 @@ func casRebuild(f *casFlags) *cobra.Command {
 type gcReport struct {
 	Kept              int64   `json:"kept"`
 	Removed           int64   `json:"removed"`
+	Missing           int64   `json:"missing,omitempty"` // contents that are needed and not there
 	PacksRemoved      int     `json:"packsRemoved"`
 	BytesFreed        int64   `json:"bytesFreed"`
 	BytesMoved        int64   `json:"bytesMoved"`
@@ -141,7 +184,8 @@ func casGC(f *casFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "gc", Short: "Remove what no head needs",
 		Long: "Remove what no head, pin or lease needs, and give the space back at once. With --grace what was written since the\n" +
-			"last collection stays, and what is removed lies in DIR/trash until the next.",
+			"last collection stays, and what is removed lies in DIR/trash until the next. Nothing is removed when a directory, chunk\n" +
+			"list or commit that is needed is damaged or lost: heal it, or let go of what needs it with `cas rm`.",
 		Example: "  runnerd cas gc --keep 10 --store S", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if keep < 0 {
@@ -152,10 +196,13 @@ func casGC(f *casFlags) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				r := gcReport{rep.Kept, rep.Removed, rep.PacksRemoved, rep.BytesFreed, rep.BytesMoved, rep.StatCachesDropped, rep.Duration.Seconds()}
+				r := gcReport{rep.Kept, rep.Removed, rep.Missing, rep.PacksRemoved, rep.BytesFreed, rep.BytesMoved, rep.StatCachesDropped, rep.Duration.Seconds()}
 				return f.print(cmd.OutOrStdout(), r, func(w io.Writer) error {
 					_, err := fmt.Fprintf(w, "%d objects removed, %d kept; %d packs removed, %d bytes freed, %d bytes moved; %.3f s\n",
 						r.Removed, r.Kept, r.PacksRemoved, r.BytesFreed, r.BytesMoved, r.Seconds)
+					if err == nil && r.Missing > 0 {
+						_, err = fmt.Fprintf(w, "%d contents of files are needed and not in the store; `runnerd cas verify` names the files\n", r.Missing)
+					}
 					return err
 				})
 			})

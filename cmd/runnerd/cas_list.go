@@ -21,6 +21,14 @@ type headLine struct {
 	Epoch  uint64     `json:"epoch"`
 }
 
+// pinnedLine is a pin or a lease as `cas ls --json` prints it.
+type pinnedLine struct {
+	Pin         string     `json:"pin,omitempty"`
+	Lease       string     `json:"lease,omitempty"`
+	Digest      cas.Digest `json:"digest"`
+	Collections uint64     `json:"collections,omitempty"` // that the lease outlasts
+}
+
 // entryLine is an entry of a tree as `cas ls --json` and `cas diff --json`
 // print it. A name that is not UTF-8 is exact in pathBytes.
 type entryLine struct {
@@ -62,9 +70,10 @@ func (l *entryLine) text(w io.Writer) error {
 
 func casList(f *casFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "ls [DIGEST [PATH]]", Short: "List the heads, or what a tree holds",
-		Long:    "List the heads, or what a tree holds below PATH. With --json each line is one object.",
-		Example: "  runnerd cas ls --store S\n  runnerd cas ls cli:/home/me/project src --store S", Args: cobra.MaximumNArgs(2),
+		Use: "ls [DIGEST [PATH]]", Short: "List the heads, pins and leases, or what a tree holds",
+		Long: "List the heads, pins and leases, or what a tree holds below PATH. DIGEST is that of a tree or a commit, a head's name,\n" +
+			"pin:NAME or lease:NAME, here and with the other commands. With --json each line is one object.",
+		Example: "  runnerd cas ls --store S\n  runnerd cas ls pin:project --store S\n  runnerd cas ls cli:/home/me/project src --store S", Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.withStore(cmd.Context(), false, func(s *cas.Store) error {
 				out := bufio.NewWriter(cmd.OutOrStdout())
@@ -104,6 +113,27 @@ func (f *casFlags) listHeads(cmd *cobra.Command, s *cas.Store, out io.Writer) er
 		l := headLine{h.Name, h.Tree, h.Commit, h.Seq, h.Epoch}
 		err := f.print(out, l, func(w io.Writer) error {
 			_, err := fmt.Fprintf(w, "%s %6d %q\n", l.Digest, l.Seq, l.Head)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return f.listPinned(cmd, s, out)
+}
+
+func (f *casFlags) listPinned(cmd *cobra.Command, s *cas.Store, out io.Writer) error {
+	all, err := s.Pinned(cmd.Context())
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		l, kind := pinnedLine{Pin: p.Name, Digest: p.Tree}, "pin"
+		if p.Lease {
+			l, kind = pinnedLine{Lease: p.Name, Digest: p.Tree, Collections: p.Collections}, "lease"
+		}
+		err := f.print(out, l, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "%s %6s %q\n", p.Tree, kind, p.Name)
 			return err
 		})
 		if err != nil {

@@ -215,9 +215,20 @@ func TestCasRefusalsSayWhy(t *testing.T) {
 	refuse("neither a tree nor a commit", "restore", file, filepath.Join(work, "new"), "--store", store)
 	refuse("--store is empty", "ls", "--store", "")
 	refuse("choose another directory", "restore", "cli:"+work, store, "--replace", "--store", store)
+	refuse("all zeros", "ls", "sha256:"+strings.Repeat("0", 64), "--store", store)
+	refuse("pin:NAME", "ls", "nothing", "--store", store)
+	refuse("pins: not found", "ls", "pin:nothing", "--store", store)
 	refuse("UID -5", "restore", "cli:"+work, filepath.Join(work, "new"), "--uid", "-5", "--store", store)
 	if err := os.Remove(filepath.Join(store, "meta.db")); err != nil {
 		t.Fatal(err)
 	}
 	refuse("--recover-meta", "ls", "--store", store)
+	if err := os.Remove(filepath.Join(store, "format")); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"ls", "verify"} {
+		if _, err := runnerdRun(t, "cas", command, "--store", store); err == nil || !strings.Contains(err.Error(), "format is missing but there are packs") {
+			t.Errorf("%s without the format file: %v", command, err)
+		}
+	}
 }
