@@ -136,7 +136,7 @@ func passAnswer(client, server *flowConn) (retry bool, err error) {
 			return false, err
 		}
 		if err != nil || (n > 0 && head[0] != recordHandshake) {
-			return false, nil // reading on meets the same error
+			return false, nil //nolint:nilerr // reading on meets the same error
 		}
 	}
 	return head[recordHead] == serverHello && bytes.Equal(head[at:], retryRandom), nil
