@@ -13,15 +13,22 @@ import (
 
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
+	"skerry.internal/sandbox/sandboxtest"
 )
+
+// The same as an ordinary user, to whom everything in the workspace belongs.
+func TestRestoresAsOrdinaryUser(t *testing.T) {
+	sandboxtest.AsOrdinaryUser(t, "", "RestoreBrings|RestoreOne|RestoreStays|RestoreNeeds|InterruptedRestore|TestDelete$|TestFileHistory$")
+}
 
 // deepScene is a path longer than PATH_MAX with a directory at its end that
 // keeps an ordinary user out.
 const deepScene = `n=$(printf 'n%.0s' {1..200}); ( for i in {1..40}; do mkdir $n; cd $n; done; mkdir locked; echo x > locked/f; chmod 000 locked )`
 
 func TestRestoreOverDeepLockedDirectories(t *testing.T) {
-	if os.Geteuid() == 0 {
-		t.Skip("root passes every mode: run as an ordinary user")
+	if os.Geteuid() == 0 { // root passes every mode
+		sandboxtest.AsOrdinaryUser(t, "", "^TestRestoreOverDeepLockedDirectories$")
+		return
 	}
 	b := newBed(t)
 	w := b.workspace(t)
