@@ -93,37 +93,6 @@ func TestScrub(t *testing.T) {
 	}
 }
 
-func TestQuota(t *testing.T) {
-	s := openStore(t, t.TempDir(), Config{})
-	work := t.TempDir()
-	writeFile(t, filepath.Join(work, "f"), "0123456789")
-	res := snapshot(t, s, work, "")
-	for _, head := range []string{"agent1/a", "agent1/b", "agent2/a"} {
-		if _, err := s.Commit(t.Context(), CommitRequest{Head: head, Tree: res.Tree, Stats: res.TreeStats}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	tests := []struct {
-		name, head, what string
-		q                Quota
-	}{
-		{"fits", "agent1/c", "", Quota{"agent1/", 30, 3}},
-		{"its own head counts once", "agent1/a", "", Quota{"agent1/", 20, 2}},
-		{"bytes", "agent1/c", "bytes", Quota{"agent1/", 29, 0}},
-		{"entries", "agent1/c", "entries", Quota{"agent1/", 0, 2}},
-		{"all heads", "agent3/a", "bytes", Quota{"", 39, 0}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			err := s.Allow(t.Context(), tt.q, tt.head, res.TreeStats)
-			var over *QuotaError
-			if errors.As(err, &over) != (tt.what != "") || errors.Is(err, ErrQuota) != (tt.what != "") || over != nil && over.What != tt.what {
-				t.Errorf("error %v, want %q", err, tt.what)
-			}
-		})
-	}
-}
-
 // TestBoundOnOpenPacks: reading many packs keeps few files open.
 func TestBoundOnOpenPacks(t *testing.T) {
 	s := openStore(t, t.TempDir(), Config{MaxPackBytes: 1})

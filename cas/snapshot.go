@@ -107,17 +107,3 @@ func firstError(errs ...error) error {
 	}
 	return nil
 }
-
-// ForgetCache drops the stat cache of a key, in memory and on disk. The next
-// snapshot with it reads every file.
-func (s *Store) ForgetCache(ctx context.Context, key string) error {
-	release, err := s.enter(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	if err := s.caches.drop(key); err != nil {
-		return fmt.Errorf("forget stat cache of %q: %w", key, err)
-	}
-	return nil
-}
