@@ -13,6 +13,7 @@ command -v curl >/dev/null || need+=(curl)
 command -v git >/dev/null || need+=(git)
 command -v skopeo >/dev/null || need+=(skopeo)
 command -v umoci >/dev/null || need+=(umoci)
+PATH=$PATH:/usr/sbin command -v mkfs.xfs >/dev/null || need+=(xfsprogs)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need+=(ca-certificates)
 [ -d /usr/share/zoneinfo ] || need+=(tzdata)
 if [ "${#need[@]}" -gt 0 ]; then
