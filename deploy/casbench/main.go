@@ -1,4 +1,4 @@
-// Command casbench measures the content store beside restic, borg, rsync and
+// Command casbench measures the content store beside restic, borg, casync, git, rsync and
 // find on one generated tree, and prints a table. Peers that are not
 // installed are left out. Nothing is deleted between the runs, since ext4
 // makes the next files' creation slow for a while after many deletions.
