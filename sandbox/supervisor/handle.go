@@ -156,9 +156,20 @@ func shimAbsent(err error) bool {
 
 var errNoAnswer = errors.New("the shim ended without an answer")
 
-// ask sends one request and reads the answer. The socket is reached through
-// the directory's descriptor, since its path may be too long for an address.
+// ask sends one request and reads the answer. A shim that cut the connection off
+// before the request came, since this process was slow, is asked again.
 func (h *Handle) ask(ctx context.Context, request string) ([]byte, error) {
+	for {
+		b, err := h.askOnce(ctx, request)
+		if !errors.Is(err, unix.EPIPE) || ctx.Err() != nil {
+			return b, err
+		}
+	}
+}
+
+// askOnce reaches the socket through the directory's descriptor, since its path
+// may be too long for an address.
+func (h *Handle) askOnce(ctx context.Context, request string) ([]byte, error) {
 	d, err := os.Open(h.dir)
 	if err != nil {
 		return nil, err

@@ -41,7 +41,8 @@ func listen(name string) (*server, error) {
 }
 
 // serve handles the connections that wait. A client that says nothing is cut
-// off after a moment: it must not keep the shim from its other duties.
+// off after a moment: it must not keep the shim from its other duties. A busy
+// host can make a canceller that slow; its wish is in its file by then.
 func (s *server) serve(r *run) {
 	for {
 		conn, _, err := unix.Accept4(s.fd, unix.SOCK_CLOEXEC)
@@ -53,6 +54,8 @@ func (s *server) serve(r *run) {
 		buf := make([]byte, 64)
 		if n, err := unix.Read(conn, buf); err == nil && n > 0 {
 			_ = send(conn, r.answer(string(buf[:n])))
+		} else {
+			r.checkCancel()
 		}
 		unix.Close(conn)
 	}
