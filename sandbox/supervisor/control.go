@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The control socket is a SOCK_SEQPACKET pair between shim and init. The shim
+// The control socket is a SOCK_SEQPACKET pair between shim and init, or a
+// connection that init made (see LaunchConnect). The shim
 // learns the senders' host pids from the kernel (SCM_CREDENTIALS).
 //
 //	shim -> init    config (text, sent before init exists), 'T' terminate
@@ -39,6 +40,7 @@ type initConfig struct {
 	drain   time.Duration
 	limits  []rlimit
 	forward *Forward
+	files   []string // names of the descriptors that come with it, after 0, 1 and 2
 }
 
 type rlimit struct {
@@ -46,7 +48,7 @@ type rlimit struct {
 	value    uint64
 }
 
-// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE" and "forward=PORT:SOCKET" lines.
+// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET" and "file=NAME" lines.
 func (c initConfig) encode() []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
@@ -55,6 +57,9 @@ func (c initConfig) encode() []byte {
 	}
 	if c.forward != nil {
 		fmt.Fprintf(&b, "forward=%s\n", c.forward.encode())
+	}
+	for _, name := range c.files {
+		fmt.Fprintf(&b, "file=%s\n", name)
 	}
 	return []byte(b.String())
 }
@@ -73,6 +78,8 @@ func parseInitConfig(b []byte) (initConfig, error) {
 			err = c.addLimit(value)
 		case "forward":
 			c.forward, err = parseForward(value)
+		case "file":
+			c.files = append(c.files, value)
 		default:
 			err = fmt.Errorf("unknown key %q", key)
 		}

@@ -111,17 +111,24 @@ func (h *Handle) Cancel(ctx context.Context, reason string) error {
 	if _, done, err := ReadExit(h.dir); err != nil || done {
 		return err
 	}
-	// The first reason stands.
-	found, err := exists(h.dir, cancelFile)
+	if err := h.wish(ctx, cancelFile, reason, askCancel); err != nil {
+		return fmt.Errorf("cancel execution: %w", err)
+	}
+	return nil
+}
+
+// wish leaves a word in the directory, where the first one stands, and tells the
+// shim to look.
+func (h *Handle) wish(ctx context.Context, file, reason, request string) error {
+	found, err := exists(h.dir, file)
 	if err == nil && !found {
-		err = writeFileDurably(h.dir, cancelFile, []byte(reason))
+		err = writeFileDurably(h.dir, file, []byte(reason))
 	}
 	if err != nil {
-		return fmt.Errorf("cancel execution: %w", err)
+		return err
 	}
-	_, err = h.ask(ctx, askCancel)
-	if err != nil && !shimAbsent(err) {
-		return fmt.Errorf("cancel execution: %w", err)
+	if _, err = h.ask(ctx, request); err != nil && !shimAbsent(err) {
+		return err
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 const (
 	askStatus = "status"
 	askCancel = "cancel"
+	askAbort  = "abort"
 	saidOK    = "ok"
 )
 
@@ -69,6 +70,9 @@ func (r *run) answer(request string) []byte {
 	case askCancel:
 		r.checkCancel()
 		return []byte(saidOK)
+	case askAbort:
+		r.checkAbort()
+		return []byte(saidOK)
 	}
 	return []byte("unknown request")
 }
@@ -79,6 +83,7 @@ func (r *run) status() Status {
 		s.Started = r.started
 	}
 	s.Stopping = r.out.cause
+	s.Awaiting = r.door.open()
 	return s
 }
 
