@@ -48,6 +48,11 @@ func openHost(t testing.TB, change func(*Config)) *Host {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return h
 }
 
@@ -66,6 +71,8 @@ type world struct {
 	workspace string
 	policy    Policy
 	n         int
+	// containerd is the one that makes the sandboxes, nil for bubblewrap.
+	containerd *sandboxtest.Containerd
 }
 
 func newWorld(t testing.TB, change func(*Config)) *world {
@@ -112,9 +119,15 @@ func (w *world) run(t testing.TB, args ...string) result {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := w.host.Begin(ctx, id, h, policy); err != nil {
+		t.Error(err)
+	}
 	exit, err := h.Wait(ctx)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if err := w.host.End(ctx, id); err != nil {
+		t.Error(err)
 	}
 	out, errs, err := supervisor.Summary(dir, 1<<20)
 	if err != nil {

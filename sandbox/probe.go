@@ -30,6 +30,9 @@ type prober struct {
 }
 
 func (p *prober) run(ctx context.Context) error {
+	if p.config.Backend == Containerd {
+		return p.runContainerd(ctx)
+	}
 	if !p.findBwrap(ctx) || !p.tryUserns(ctx) || !p.tryProc(ctx) {
 		p.host.report.Tier = TierNone
 		return ctx.Err()
@@ -37,15 +40,15 @@ func (p *prober) run(ctx context.Context) error {
 	disable := p.tryOption(ctx, "--disable-userns")
 	p.add(Guarantee{Name: CgroupNamespace, Available: p.tryOption(ctx, "--unshare-cgroup"), Remedy: "a kernel with CONFIG_CGROUPS and cgroup name spaces"})
 	p.cgroups()
-	p.host.backend = bubblewrap.New(bubblewrap.Config{
+	p.host.backend = bwrapBackend{bubblewrap.New(bubblewrap.Config{
 		Path:          p.bwrap,
 		BindFD:        p.host.report.has(BindByFD),
 		DisableUserns: disable,
 		Init:          InitPath,
 		SystemDirs:    p.host.system.Dirs,
 		StageDirs:     stageDirs,
-	})
-	if err := p.tryComplete(ctx, disable); err != nil {
+	})}
+	if err := p.tryComplete(ctx, choose(disable, "by bubblewrap and seccomp", "by seccomp")); err != nil {
 		return err
 	}
 	p.host.report.Tier = p.host.report.tier()

@@ -18,7 +18,7 @@ var ErrNotAwaited = errors.New("no supervisor waits for the sandbox")
 // AwaitDoor returns when the shim waits for its sandbox to connect, so that its
 // init may be started now.
 func (h *Handle) AwaitDoor(ctx context.Context) error {
-	w, err := newWatch(watchOn{filepath.Join(h.dir, ControlDir), unix.IN_MOVED_TO}, watchOn{h.dir, unix.IN_CLOSE_WRITE})
+	w, err := newWatch(watchOn{filepath.Join(h.dir, ControlDir), unix.IN_MOVED_TO}, watchOn{h.dir, unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO})
 	if err != nil {
 		return fmt.Errorf("wait for supervisor: %w", err)
 	}
@@ -57,15 +57,30 @@ func (h *Handle) over() bool {
 
 // Abort tells a shim whose sandbox has not connected yet that none will come:
 // the execution ends as start_failed with the reason. It does nothing for an
-// execution that has begun.
-func (h *Handle) Abort(ctx context.Context, reason string) error {
+// execution whose sandbox came in, and says so.
+func (h *Handle) Abort(ctx context.Context, reason string) (begun bool, err error) {
 	if _, done, err := ReadExit(h.dir); err != nil || done {
-		return err
+		return false, err
 	}
-	if err := h.wish(ctx, abortFile, reason, askAbort); err != nil {
-		return fmt.Errorf("abort execution: %w", err)
+	answer, err := h.wish(ctx, abortFile, reason, askAbort)
+	if err != nil {
+		return false, fmt.Errorf("abort execution: %w", err)
 	}
-	return nil
+	return answer == saidBegun, nil
+}
+
+// Begun tells whether the supervisor knows its sandbox's init: the command
+// runs, is about to, or has ended.
+func (h *Handle) Begun() bool {
+	found, _ := exists(h.dir, shimFile)
+	return found
+}
+
+// Connects tells whether the execution's sandbox is made by another than its
+// supervisor.
+func (h *Handle) Connects() bool {
+	found, _ := exists(h.dir, ControlDir)
+	return found
 }
 
 // checkAbort obeys the abort file, if there is one and it is not too late.

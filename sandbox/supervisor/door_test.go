@@ -163,8 +163,8 @@ func TestGuestAbort(t *testing.T) {
 	h := g.start(t)
 	g.await(t, h)
 	began := time.Now()
-	if err := h.Abort(t.Context(), "the image is gone"); err != nil {
-		t.Fatal(err)
+	if begun, err := h.Abort(t.Context(), "the image is gone"); err != nil || begun {
+		t.Fatal(begun, err)
 	}
 	if exit := wait(t, h); exit.Kind != KindStartFailed || exit.Detail != "the image is gone" {
 		t.Errorf("verdict %+v", exit)
@@ -180,8 +180,8 @@ func TestGuestAbort(t *testing.T) {
 	g.await(t, h)
 	g.enter(t)
 	g.untilOutput(t, "up\n")
-	if err := h.Abort(t.Context(), "too late"); err != nil {
-		t.Fatal(err)
+	if begun, err := h.Abort(t.Context(), "too late"); err != nil || !begun {
+		t.Fatal(begun, err)
 	}
 	if exit := wait(t, h); exit.Kind != KindExited || *exit.Code != 3 {
 		t.Errorf("verdict %+v", exit)

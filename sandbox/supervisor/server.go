@@ -14,6 +14,7 @@ const (
 	askCancel = "cancel"
 	askAbort  = "abort"
 	saidOK    = "ok"
+	saidBegun = "begun"
 )
 
 // server answers the daemon. The socket lies in the execution's directory,
@@ -71,7 +72,9 @@ func (r *run) answer(request string) []byte {
 		r.checkCancel()
 		return []byte(saidOK)
 	case askAbort:
-		r.checkAbort()
+		if r.checkAbort(); r.initFD >= 0 {
+			return []byte(saidBegun)
+		}
 		return []byte(saidOK)
 	}
 	return []byte("unknown request")
