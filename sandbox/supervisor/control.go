@@ -15,7 +15,7 @@ import (
 // connection that init made (see LaunchConnect). The shim
 // learns the senders' host pids from the kernel (SCM_CREDENTIALS).
 //
-//	shim -> init    config (text, sent before init exists), 'T' terminate
+//	shim -> init    config (text) and 'S' secrets, sent before init exists; 'T' terminate
 //	init -> shim    'H' hello; 'X' start failed; 'E' leader ended
 //	leader -> shim  'R' ready, before it executes the command; answered by 'G' go
 //
@@ -41,6 +41,7 @@ type initConfig struct {
 	limits  []rlimit
 	forward *Forward
 	files   []string // names of the descriptors that come with it, after 0, 1 and 2
+	secrets int // messages that follow, see Secret
 }
 
 type rlimit struct {
@@ -48,7 +49,8 @@ type rlimit struct {
 	value    uint64
 }
 
-// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET" and "file=NAME" lines.
+// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET",
+// "file=NAME" and "secrets=NUMBER" lines.
 func (c initConfig) encode() []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
@@ -60,6 +62,9 @@ func (c initConfig) encode() []byte {
 	}
 	for _, name := range c.files {
 		fmt.Fprintf(&b, "file=%s\n", name)
+	}
+	if c.secrets > 0 {
+		fmt.Fprintf(&b, "secrets=%d\n", c.secrets)
 	}
 	return []byte(b.String())
 }
@@ -80,6 +85,8 @@ func parseInitConfig(b []byte) (initConfig, error) {
 			c.forward, err = parseForward(value)
 		case "file":
 			c.files = append(c.files, value)
+		case "secrets":
+			c.secrets, err = strconv.Atoi(value)
 		default:
 			err = fmt.Errorf("unknown key %q", key)
 		}

@@ -223,7 +223,7 @@ func (r *run) furnish(conn int) error {
 	if err := table.addFiles(r.spec.Files, openFile); err != nil {
 		return err
 	}
-	config := initConfig{drain: r.spec.Drain, limits: r.spec.rlimits(), forward: r.spec.Forward, files: namesInOrder(r.spec.Files)}
+	config := initConfig{drain: r.spec.Drain, limits: r.spec.rlimits(), forward: r.spec.Forward, files: namesInOrder(r.spec.Files), secrets: len(r.spec.Secrets)}
 	fds := make([]int, 0, len(table.files))
 	for _, fd := range table.descriptors() {
 		fds = append(fds, int(fd))
@@ -231,7 +231,7 @@ func (r *run) furnish(conn int) error {
 	if err := unix.Sendmsg(conn, config.encode(), unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL); err != nil {
 		return fmt.Errorf("furnish init: %w", err)
 	}
-	return nil
+	return sendSecrets(conn, r.spec.Secrets)
 }
 
 // namesInOrder is the order in which addFiles numbers them.

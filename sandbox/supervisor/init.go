@@ -33,7 +33,11 @@ func Init(args []string) error {
 	if err := send(control, []byte{msgHello}); err != nil {
 		return err
 	}
-	if err := m.settle(); err != nil {
+	err = m.settle()
+	if err == nil {
+		err = receiveSecrets(control, config.secrets)
+	}
+	if err != nil {
 		return errors.Join(err, send(control, asStartFailure(err).encode()))
 	}
 	if config.forward != nil {

@@ -61,6 +61,8 @@ type Spec struct {
 	Cgroups []CgroupDir   `json:"cgroups,omitempty"`
 	// Forward, if set, is what init listens to inside.
 	Forward *Forward `json:"forward,omitempty"`
+	// Secrets that init gives to the command.
+	Secrets []Secret `json:"secrets,omitempty"`
 }
 
 // FileArg is one descriptor that the host command inherits. Exactly one of
@@ -154,6 +156,9 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("%w: credential must not be uid or gid 0", ErrSpec)
 	}
 	if err := s.Forward.validate(); err != nil {
+		return err
+	}
+	if err := s.validateSecrets(); err != nil {
 		return err
 	}
 	return s.validateFiles()
