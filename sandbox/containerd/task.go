@@ -102,10 +102,11 @@ func (b *Backend) remove(ctx context.Context, id string) error {
 func (b *Backend) removeTask(ctx context.Context, id string) error {
 	service := b.client.TaskService()
 	_, err := service.Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id})
-	if err = native(err); !errdefs.IsFailedPrecondition(err) {
+	if err = native(err); err == nil || errdefs.IsNotFound(err) || errdefs.IsUnavailable(err) {
 		return absent(err)
 	}
-	// It runs, or containerd hasn't noticed its end.
+	// It runs, or containerd hasn't noticed its end; version 1.6 has no type for
+	// that error.
 	_, err = service.Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(unix.SIGKILL), All: true})
 	if err = absent(native(err)); err != nil {
 		return err

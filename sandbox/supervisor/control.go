@@ -41,7 +41,7 @@ type initConfig struct {
 	limits  []rlimit
 	forward *Forward
 	files   []string // names of the descriptors that come with it, after 0, 1 and 2
-	secrets int // messages that follow, see Secret
+	secrets int      // messages that follow, see Secret
 }
 
 type rlimit struct {
