@@ -152,33 +152,38 @@ func (b *Backend) furnish(dir string) error {
 	return nil
 }
 
-// makeDir makes a directory that is one, not a link to one: runc mounts there.
+// makeDir makes a directory that is one all the way, not by way of links: runc
+// mounts there. A link, or whatever else the image has in its place, goes.
 func makeDir(root *os.Root, name string) error {
-	name = strings.TrimPrefix(name, "/")
-	info, err := root.Lstat(name)
-	if err == nil && info.IsDir() {
-		return nil
-	}
-	if err == nil { // the image's /var/run -> /run stays in its own place
-		if err := root.Remove(name); err != nil {
+	done := ""
+	for part := range strings.SplitSeq(strings.Trim(name, "/"), "/") {
+		done = path.Join(done, part)
+		info, err := root.Lstat(done)
+		if err == nil && info.IsDir() {
+			continue
+		}
+		if err == nil {
+			err = root.Remove(done)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := errors.Join(root.Mkdir(done, 0o755), root.Chmod(done, 0o755)); err != nil { // whatever the umask
 			return err
 		}
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return root.MkdirAll(name, 0o755)
+	return nil
 }
 
 func replaceFile(root *os.Root, name, content string) error {
 	name = strings.TrimPrefix(name, "/")
-	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+	if err := makeDir(root, path.Dir(name)); err != nil {
 		return err
 	}
 	if err := root.RemoveAll(name); err != nil {
 		return err
 	}
-	return root.WriteFile(name, []byte(content), 0o644)
+	return errors.Join(root.WriteFile(name, []byte(content), 0o644), root.Chmod(name, 0o644))
 }
 
 // appendTo adds, in front, the lines whose first field, up to a colon, the file
