@@ -19,32 +19,40 @@ type ends struct {
 	log    *slog.Logger
 	ctx    context.Context //nolint:containedctx // lifetime of the goroutines below
 	cancel context.CancelFunc
+	closed chan struct{}
 	wg     sync.WaitGroup
 }
 
 func newEnds(end func(ctx context.Context, id string) error, log *slog.Logger) *ends {
-	e := &ends{end: end, log: log}
+	e := &ends{end: end, log: log, closed: make(chan struct{})}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
 }
 
 func (e *ends) add(id string) {
 	e.wg.Go(func() {
-		for e.ctx.Err() == nil {
+		for {
 			err := e.end(e.ctx, id)
-			if err == nil {
+			if err == nil || e.ctx.Err() != nil {
 				return
 			}
 			e.log.Warn("sandbox not removed", "execution", id, "err", err)
 			select {
-			case <-e.ctx.Done():
+			case <-e.closed:
+				return
 			case <-time.After(endRetry):
 			}
 		}
 	})
 }
 
+// endGrace is how long close waits for removals that are on their way.
+const endGrace = 5 * time.Second
+
+// close begins nothing anew and lets go of what takes too long.
 func (e *ends) close() {
-	e.cancel()
+	close(e.closed)
+	defer time.AfterFunc(endGrace, e.cancel).Stop()
 	e.wg.Wait()
+	e.cancel()
 }

@@ -47,7 +47,7 @@ type begun struct {
 // begin starts an execution of the policy.
 func (w *world) begin(t testing.TB, policy Policy, change func(dir string, spec *supervisor.Spec)) *begun {
 	t.Helper()
-	id := fmt.Sprintf("ex_%d_%d", os.Getpid(), w.n.Add(1))
+	id := fmt.Sprintf("ex_%d_%d", os.Getpid(), executions.Add(1))
 	spec, err := w.host.Command(id, policy)
 	if err != nil {
 		t.Fatal(err)

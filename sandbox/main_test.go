@@ -66,12 +66,14 @@ func privateDir(t testing.TB) string {
 	return dir
 }
 
+// executions numbers those of all worlds: ids are names on the host.
+var executions atomic.Int32
+
 // world is a host and what an execution on it needs.
 type world struct {
 	host      *Host
 	workspace string
 	policy    Policy
-	n         atomic.Int32
 	// containerd is the one that makes the sandboxes, nil for bubblewrap.
 	containerd *sandboxtest.Containerd
 }

@@ -121,6 +121,9 @@ func (e *Engine) supervise(x *live, h *supervisor.Handle) (exit supervisor.Exit,
 		}
 		e.log.Error("sandbox not made", "execution", id, "err", err)
 	}
+	if h.Connects() {
+		e.cfg.step("begun")
+	}
 	exit, err := h.Wait(e.ctx)
 	if err != nil && e.ctx.Err() != nil {
 		return exit, false

@@ -128,7 +128,7 @@ func (b *Backend) furnish(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	for _, point := range b.config.MountPoints {
 		if err := makeDir(root, point); err != nil {
 			return fmt.Errorf("mount point %s: %w", point, err)

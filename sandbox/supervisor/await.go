@@ -60,13 +60,13 @@ func (h *Handle) over() bool {
 // execution whose sandbox came in, and says so.
 func (h *Handle) Abort(ctx context.Context, reason string) (begun bool, err error) {
 	if _, done, err := ReadExit(h.dir); err != nil || done {
-		return false, err
+		return h.Begun(), err
 	}
 	answer, err := h.wish(ctx, abortFile, reason, askAbort)
 	if err != nil {
 		return false, fmt.Errorf("abort execution: %w", err)
 	}
-	return answer == saidBegun, nil
+	return answer == saidBegun || h.Begun(), nil
 }
 
 // Begun tells whether the supervisor knows its sandbox's init: the command

@@ -122,7 +122,7 @@ func receiveConfig(control int) (m meeting, err error) {
 	var n, oobn int
 	for {
 		n, oobn, _, _, err = unix.Recvmsg(control, buf, oob, unix.MSG_CMSG_CLOEXEC)
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}
