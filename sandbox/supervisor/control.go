@@ -49,6 +49,11 @@ type rlimit struct {
 	value    uint64
 }
 
+// initConfig is the same however init and shim meet.
+func (s *Spec) initConfig() initConfig {
+	return initConfig{drain: s.Drain, limits: s.rlimits(), forward: s.Forward, secrets: len(s.Secrets)}
+}
+
 // encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET",
 // "file=NAME" and "secrets=NUMBER" lines.
 func (c initConfig) encode() []byte {

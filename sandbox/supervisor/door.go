@@ -223,7 +223,8 @@ func (r *run) furnish(conn int) error {
 	if err := table.addFiles(r.spec.Files, openFile); err != nil {
 		return err
 	}
-	config := initConfig{drain: r.spec.Drain, limits: r.spec.rlimits(), forward: r.spec.Forward, files: namesInOrder(r.spec.Files), secrets: len(r.spec.Secrets)}
+	config := r.spec.initConfig()
+	config.files = namesInOrder(r.spec.Files)
 	fds := make([]int, 0, len(table.files))
 	for _, fd := range table.descriptors() {
 		fds = append(fds, int(fd))

@@ -15,9 +15,9 @@ import (
 )
 
 // Init is pid 1 of the sandbox: "runnerd-shim init CONTROL_FD -- ARGV...", or
-// with "--connect SOCKET" for the descriptor. It
-// starts ARGV, reaps every orphan (F04), tells the shim how the leader ended
-// and exits, whereby the kernel kills whatever is left in the namespace.
+// with "--connect SOCKET" in place of the descriptor. It starts ARGV, reaps every
+// orphan (F04), tells the shim how the leader ended and exits, whereby the kernel
+// kills whatever is left in the namespace.
 //
 // The leader and its children are hostile. They share init's uid, but not its
 // control socket: it is closed on exec, init is not dumpable (no ptrace, no
