@@ -2,6 +2,8 @@ package sandbox
 
 import (
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -78,5 +80,25 @@ func TestTiersOfBothBackends(t *testing.T) {
 		if got := c.a.AtLeast(c.b); got != c.want {
 			t.Errorf("%s at least %s: %v", c.a, c.b, got)
 		}
+	}
+}
+
+// containerd answers, but has no runc: the report says so, with the remedy.
+func TestContainerdWithoutRunc(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	shim, err := exec.LookPath("containerd-shim-runc-v2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Kill()
+	c.Path = t.TempDir()
+	if err := os.Symlink(shim, filepath.Join(c.Path, "containerd-shim-runc-v2")); err != nil {
+		t.Fatal(err)
+	}
+	c.Start()
+	h := openHost(t, func(config *Config) { config.Backend, config.Containerd.Address = Containerd, c.Address })
+	g, _ := h.Report().Get(Containerd)
+	if g.Available || !strings.Contains(g.Why, "no runc") || !strings.Contains(g.Remedy, "install the package runc") || h.Report().Tier != TierNone {
+		t.Errorf("report:\n%s", h.Report())
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"skerry.internal/sandbox/bubblewrap"
 	"skerry.internal/sandbox/cgroup"
+	"skerry.internal/sandbox/containerd"
 )
 
 // probeTimeout bounds each single sandbox that is tried.
@@ -27,6 +28,8 @@ type prober struct {
 	config Config
 	host   *Host
 	bwrap  string
+	// notMade is why the backend could not make the last sandbox, if it knows.
+	notMade *containerd.UnavailableError
 }
 
 func (p *prober) run(ctx context.Context) error {

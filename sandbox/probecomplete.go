@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -178,7 +179,7 @@ func (p *prober) supervise(ctx context.Context, dir string, spec supervisor.Spec
 	if err != nil {
 		return supervisor.Exit{}, err
 	}
-	_ = p.host.Begin(ctx, spec.ID, h, policy) // the verdict says why, too
+	_ = errors.As(p.host.Begin(ctx, spec.ID, h, policy), &p.notMade) // the verdict has other causes
 	exit, err := h.Wait(ctx)
 	defer func() { _ = p.host.End(context.WithoutCancel(ctx), spec.ID) }()
 	if err != nil && ctx.Err() != nil {

@@ -20,6 +20,8 @@ type Containerd struct {
 	dir     string
 	cmd     *exec.Cmd
 	Address string
+	// Path is where it looks for its shim and runc, from the next Start on.
+	Path string
 }
 
 // StartContainerd starts one and ends it, with all of its shims, after the test.
@@ -42,7 +44,7 @@ func StartContainerd(t testing.TB) *Containerd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Containerd{t: t, dir: dir, Address: filepath.Join(dir, "sock")}
+	c := &Containerd{t: t, dir: dir, Address: filepath.Join(dir, "sock"), Path: os.Getenv("PATH") + ":/usr/sbin"}
 	config := fmt.Sprintf("version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n  address = %q\n",
 		filepath.Join(dir, "root"), filepath.Join(dir, "state"), c.Address)
 	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
@@ -75,7 +77,7 @@ func (c *Containerd) Start() {
 	}
 	defer log.Close()
 	c.cmd = exec.Command(program, "--config", filepath.Join(c.dir, "config.toml"))
-	c.cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin")
+	c.cmd.Env = append(os.Environ(), "PATH="+c.Path)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	if err := c.cmd.Start(); err != nil {
 		c.t.Fatal(err)
