@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ func TestConformance(t *testing.T) {
 		t.Run("time-out", func(t *testing.T) { conformTimeout(t, w) })
 		t.Run("cancel", func(t *testing.T) { conformCancel(t, w) })
 		t.Run("attach", func(t *testing.T) { conformAttach(t, w) })
+		t.Run("supervisor killed", func(t *testing.T) { conformLost(t, w) })
 		t.Run("many at once", func(t *testing.T) { conformMany(t, w) })
 	})
 }
@@ -207,6 +209,24 @@ func conformAttach(t *testing.T, w *world) {
 	b.Handle = again
 	if r := b.end(t); *r.Code != 9 || r.stdout != "1\n2\n3\n4\n5\n" {
 		t.Errorf("%+v %q", r.Exit, r.stdout)
+	}
+}
+
+// conformLost: nothing of a sandbox outlives its supervisor, and no verdict is
+// invented (F09).
+func conformLost(t *testing.T, w *world) {
+	policy := w.policy
+	policy.Args = []string{"bash", "-c", "trap '' TERM HUP; setsid -f sleep 100; while :; do sleep 0.01; done"}
+	b := w.begin(t, policy, nil)
+	status := awaitLeader(t, b)
+	if err := syscall.Kill(status.ShimPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.end(t); r.Kind != supervisor.KindLost || r.Code != nil {
+		t.Errorf("%+v", r.Exit)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", status.LeaderPID)); err == nil {
+		t.Errorf("process %d is alive", status.LeaderPID)
 	}
 }
 
