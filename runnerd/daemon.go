@@ -149,7 +149,8 @@ func (d *Daemon) workspaceConfig() workspace.Config {
 		MaxFileBytes: int64(d.cfg.Limits.UploadBytes), Admit: d.keeper.Admit,
 		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}, Step: d.deps.Step}
 	if os.Geteuid() == 0 {
-		c.FirstUID, c.UIDs = d.cfg.AgentUIDs.First, d.cfg.AgentUIDs.Count
+		agents := d.cfg.agents()
+		c.FirstUID, c.UIDs = agents.First, agents.Count
 	}
 	return c
 }
@@ -174,7 +175,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if err := d.engine.Recover(ctx, recorded); err != nil {
 		return err
 	}
-	return d.launcher.net.Sweep()
+	return d.launcher.sweep(ctx, d.engine.Live)
 }
 
 // attach is called by the coordinator before any other call of a link. A runner
@@ -271,7 +272,7 @@ func (d *Daemon) Close() error {
 		d.engine.Close()
 	}
 	if d.launcher != nil {
-		d.launcher.net.Close()
+		errs = append(errs, d.launcher.close())
 	}
 	if d.cache != nil {
 		errs = append(errs, d.cache.Close())

@@ -29,6 +29,7 @@ const (
 	faultDirEnv  = "SKERRY_FAULT_DIR"
 	faultStepEnv = "SKERRY_FAULT_STEP" // the number of the step to crash at; 0: none
 	faultShimEnv = "SKERRY_FAULT_SHIM"
+	faultCtrdEnv = "SKERRY_FAULT_CONTAINERD" // containerd's socket; empty: bubblewrap
 )
 
 var shimBinary string
@@ -66,6 +67,9 @@ func crashingDaemon(dir string) error {
 	defer cancel()
 	cfg := DefaultConfig()
 	cfg.DataDir, cfg.Name, cfg.Sandbox.Shim = filepath.Join(dir, "data"), "node1", os.Getenv(faultShimEnv)
+	if address := os.Getenv(faultCtrdEnv); address != "" {
+		cfg.Sandbox.Backends, cfg.Sandbox.Containerd.Address = []string{"containerd"}, address
+	}
 	var report faultReport
 	var mu sync.Mutex
 	deps := Deps{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), Metrics: prometheus.NewRegistry(), Step: func(step string) {
@@ -165,13 +169,34 @@ func readReport(t *testing.T, dir string) faultReport {
 // exit code is recorded, and what it wrote is committed.
 func TestI3KilledAtEveryStep(t *testing.T) {
 	sandboxtest.RequireBwrap(t)
+	want := []string{"accepted", "turn", "sandbox made", "directory made", "started", "ended", "released", "snapshot taken", "head moved", "committed", "recorded", "forgotten"}
+	killAtEach(t, want, faultCommands*len(want))
+}
+
+// The same with containerd, whose sandboxes are made in a step of their own.
+func TestI3KilledAtEveryStepOnContainerd(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	t.Setenv(faultCtrdEnv, c.Address)
+	want := []string{"accepted", "turn", "sandbox made", "directory made", "started", "begun", "ended", "released", "snapshot taken", "head moved", "committed", "recorded", "forgotten"}
+	killAtEach(t, want, len(want))
+	for deadline := time.Now().Add(20 * time.Second); len(c.Shims()) > 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("containers left: %s", c.Ctr("skerry", "containers", "list"))
+		}
+	}
+}
+
+// killAtEach crashes at the first so many steps, of which each command makes the
+// wanted ones.
+func killAtEach(t *testing.T, want []string, many int) {
+	t.Helper()
 	whole := faultDir(t)
 	daemonAt(t, whole, 0)
 	steps := readReport(t, whole).Steps
-	if want := []string{"accepted", "turn", "sandbox made", "directory made", "started", "ended", "released", "snapshot taken", "head moved", "committed", "recorded", "forgotten"}; len(steps) != faultCommands*len(want) || strings.Join(steps[:len(want)], ", ") != strings.Join(want, ", ") {
+	if len(steps) != faultCommands*len(want) || strings.Join(steps[:len(want)], ", ") != strings.Join(want, ", ") {
 		t.Fatalf("steps: %q", steps)
 	}
-	for first := 1; first <= len(steps); first++ {
+	for first := 1; first <= many; first++ {
 		dir := faultDir(t)
 		crashes := 0
 		var said strings.Builder

@@ -26,10 +26,12 @@ const leastAttempts = 150
 // I7: hostile code tries what is known to lead out of sandboxes. The file
 // escape.want has what each attempt must come to, in order.
 func TestI7EscapeSuite(t *testing.T) {
-	w := newWorld(t, nil)
-	w.policy.TmpBytes, w.policy.ShmBytes = 64<<20, 64<<20
-	w.policy.Limits = Limits{MaxProcs: 100, NoFile: 1024, FileSize: 1 << 30}
-	checkEscapes(t, w)
+	perBackend(t, func(t *testing.T, open opener) {
+		w := open(t, nil)
+		w.policy.TmpBytes, w.policy.ShmBytes = 64<<20, 64<<20
+		w.policy.Limits = Limits{MaxProcs: 100, NoFile: 1024, FileSize: 1 << 30}
+		checkEscapes(t, w)
+	})
 }
 
 func checkEscapes(t *testing.T, w *world) {

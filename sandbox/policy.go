@@ -19,6 +19,8 @@ const (
 	// EgressDir is where Policy.Egress is seen; it has the gateway's EgressSocket.
 	EgressDir    = "/.skerry/net"
 	EgressSocket = "gateway.sock"
+	// ControlDir is where pid 1 finds its supervisor if that did not start it.
+	ControlDir = "/.skerry/control"
 	// ProxyPort on 127.0.0.1 is where pid 1 leads to the gateway.
 	ProxyPort = 3128
 )

@@ -97,8 +97,8 @@ func cancelledBeforeStart(x *live) supervisor.Exit {
 // supervise starts the supervisor, unless it was found, and waits for the
 // verdict. ok is false when the engine closes first.
 func (e *Engine) supervise(x *live, h *supervisor.Handle) (exit supervisor.Exit, ok bool) {
-	id := x.record.Id
-	if h == nil {
+	id, found := x.record.Id, h != nil
+	if !found {
 		if _, cancelled := x.cancelReason(); cancelled {
 			return cancelledBeforeStart(x), true
 		}
@@ -114,6 +114,15 @@ func (e *Engine) supervise(x *live, h *supervisor.Handle) (exit supervisor.Exit,
 	x.running(h, e.cfg.Now())
 	if reason, cancelled := x.cancelReason(); cancelled {
 		e.tell(x, h, reason)
+	}
+	if err := e.launcher.Begin(e.ctx, id, x.w, x.launch, h, found); err != nil {
+		if e.ctx.Err() != nil {
+			return exit, false
+		}
+		e.log.Error("sandbox not made", "execution", id, "err", err)
+	}
+	if h.Connects() {
+		e.cfg.step("begun")
 	}
 	exit, err := h.Wait(e.ctx)
 	if err != nil && e.ctx.Err() != nil {

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The control socket is a SOCK_SEQPACKET pair between shim and init. The shim
+// The control socket is a SOCK_SEQPACKET pair between shim and init, or a
+// connection that init made (see LaunchConnect). The shim
 // learns the senders' host pids from the kernel (SCM_CREDENTIALS).
 //
 //	shim -> init    config (text) and 'S' secrets, sent before init exists; 'T' terminate
@@ -39,7 +40,8 @@ type initConfig struct {
 	drain   time.Duration
 	limits  []rlimit
 	forward *Forward
-	secrets int // messages that follow, see Secret
+	files   []string // names of the descriptors that come with it, after 0, 1 and 2
+	secrets int      // messages that follow, see Secret
 }
 
 type rlimit struct {
@@ -47,8 +49,13 @@ type rlimit struct {
 	value    uint64
 }
 
-// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET" and
-// "secrets=NUMBER" lines.
+// initConfig is the same however init and shim meet.
+func (s *Spec) initConfig() initConfig {
+	return initConfig{drain: s.Drain, limits: s.rlimits(), forward: s.Forward, secrets: len(s.Secrets)}
+}
+
+// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET",
+// "file=NAME" and "secrets=NUMBER" lines.
 func (c initConfig) encode() []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
@@ -57,6 +64,9 @@ func (c initConfig) encode() []byte {
 	}
 	if c.forward != nil {
 		fmt.Fprintf(&b, "forward=%s\n", c.forward.encode())
+	}
+	for _, name := range c.files {
+		fmt.Fprintf(&b, "file=%s\n", name)
 	}
 	if c.secrets > 0 {
 		fmt.Fprintf(&b, "secrets=%d\n", c.secrets)
@@ -78,6 +88,8 @@ func parseInitConfig(b []byte) (initConfig, error) {
 			err = c.addLimit(value)
 		case "forward":
 			c.forward, err = parseForward(value)
+		case "file":
+			c.files = append(c.files, value)
 		case "secrets":
 			c.secrets, err = strconv.Atoi(value)
 		default:

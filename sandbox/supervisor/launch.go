@@ -131,8 +131,7 @@ func addControl(t *fdTable, spec *Spec, l *launched) error {
 	}
 	l.control = ours
 	t.add(controlName, os.NewFile(uintptr(theirs), controlName))
-	config := initConfig{drain: spec.Drain, limits: spec.rlimits(), forward: spec.Forward, secrets: len(spec.Secrets)}
-	if err := send(ours, config.encode()); err != nil {
+	if err := send(ours, spec.initConfig().encode()); err != nil {
 		return err
 	}
 	return sendSecrets(ours, spec.Secrets)

@@ -12,7 +12,9 @@ import (
 const (
 	askStatus = "status"
 	askCancel = "cancel"
+	askAbort  = "abort"
 	saidOK    = "ok"
+	saidBegun = "begun"
 )
 
 // server answers the daemon. The socket lies in the execution's directory,
@@ -72,6 +74,11 @@ func (r *run) answer(request string) []byte {
 	case askCancel:
 		r.checkCancel()
 		return []byte(saidOK)
+	case askAbort:
+		if r.checkAbort(); r.initFD >= 0 {
+			return []byte(saidBegun)
+		}
+		return []byte(saidOK)
 	}
 	return []byte("unknown request")
 }
@@ -82,6 +89,7 @@ func (r *run) status() Status {
 		s.Started = r.started
 	}
 	s.Stopping = r.out.cause
+	s.Awaiting = r.door.open()
 	return s
 }
 

@@ -1093,7 +1093,9 @@ type Execution struct {
 	QueuePosition uint32 `protobuf:"varint,17,opt,name=queue_position,json=queuePosition,proto3" json:"queue_position,omitempty"`
 	// What keeps it from becoming terminal though its command ended: a failed
 	// commit of its workspace, and how to go on.
-	Problem       string `protobuf:"bytes,18,opt,name=problem,proto3" json:"problem,omitempty"`
+	Problem string `protobuf:"bytes,18,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Who made the sandbox: "bubblewrap" or "containerd".
+	Backend       string `protobuf:"bytes,24,opt,name=backend,proto3" json:"backend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1250,6 +1252,13 @@ func (x *Execution) GetQueuePosition() uint32 {
 func (x *Execution) GetProblem() string {
 	if x != nil {
 		return x.Problem
+	}
+	return ""
+}
+
+func (x *Execution) GetBackend() string {
+	if x != nil {
+		return x.Backend
 	}
 	return ""
 }
@@ -1746,7 +1755,7 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\x06cursor\x18\x01 \x01(\x04R\x06cursor\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
-	"\x04data\x18\x04 \x01(\fR\x04data\"\xf2\x04\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\"\x8c\x05\n" +
 	"\tExecution\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
@@ -1766,7 +1775,8 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\x0fidempotency_key\x18\x0f \x01(\tR\x0eidempotencyKey\x12\x14\n" +
 	"\x05epoch\x18\x10 \x01(\x04R\x05epoch\x12%\n" +
 	"\x0equeue_position\x18\x11 \x01(\rR\rqueuePosition\x12\x18\n" +
-	"\aproblem\x18\x12 \x01(\tR\aproblem\"\xbb\x01\n" +
+	"\aproblem\x18\x12 \x01(\tR\aproblem\x12\x18\n" +
+	"\abackend\x18\x18 \x01(\tR\abackend\"\xbb\x01\n" +
 	"\aCommand\x12\x14\n" +
 	"\x05shell\x18\x01 \x01(\tR\x05shell\x12\x1f\n" +
 	"\vscript_path\x18\x02 \x01(\tR\n" +
