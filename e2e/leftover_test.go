@@ -18,7 +18,7 @@ import (
 
 // traces is what executions could leave on the host, counted.
 type traces struct {
-	processes, cgroups, mounts, sockets, descriptors, egress, shims int
+	processes, cgroups, mounts, sockets, descriptors, egress int
 }
 
 // count looks at everything that names this test's data directory, at what the
