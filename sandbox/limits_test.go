@@ -32,6 +32,33 @@ func TestMemoryLimitEndsAsOOM(t *testing.T) {
 	assertNoGroups(t, w.host)
 }
 
+// The record tells the processor time also of children that nobody waits for,
+// where the control group of a limit counts it.
+func TestUsageUnderLimits(t *testing.T) {
+	w := newWorld(t, nil)
+	requireLimit(t, w.host, CPULimit)
+	w.policy.Limits.CPUs, w.policy.Limits.MemoryBytes = 1, 256<<20
+	r := w.run(t, "python3", "-c", `
+import os, signal, time
+def burn():
+    while time.process_time() < 0.4: pass
+if os.fork() == 0:
+    burn(); os._exit(0)
+os.wait()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+r, w = os.pipe()
+if os.fork() == 0:
+    burn(); os._exit(0)
+os.close(w); os.read(r, 1)`)
+	want := int64(400_000)
+	if len(w.host.layout.V2Controllers) > 0 {
+		want *= 2
+	}
+	if used := r.Usage.UserMicros + r.Usage.SystemMicros; *r.Code != 0 || used < want-10_000 || used > want+600_000 {
+		t.Errorf("used %d us of %d (%+v %s)", used, want, r.Exit, r.stderr)
+	}
+}
+
 func TestProcessLimitHolds(t *testing.T) {
 	for name, off := range map[string]bool{"control groups": false, "rlimits": true} {
 		t.Run(name, func(t *testing.T) {

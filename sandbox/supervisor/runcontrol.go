@@ -36,6 +36,10 @@ func (r *run) handle(msg []byte, pid int) {
 		if f, ok := parseStartFailure(msg); ok && pid == r.identity.Init.PID {
 			r.out.failure = &f
 		}
+	case msgUsage:
+		if u, ok := parseUsage(msg); ok && pid == r.identity.Init.PID {
+			r.out.usage = &u
+		}
 	case msgEnd:
 		if end, ok := parseLeaderEnd(msg); ok && pid == r.identity.Init.PID {
 			r.out.end = &end

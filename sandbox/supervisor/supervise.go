@@ -91,6 +91,7 @@ type run struct {
 	deadline time.Time // of the command, or of the set-up before it
 	killAt   time.Time // set once SIGTERM was sent
 	killed   bool
+	gentle   bool // init was asked to kill all, see kill
 }
 
 // setupLimit bounds what comes before the command: a sandbox that can't be set
@@ -242,8 +243,17 @@ func (r *run) stop(cause Kind, reason string) {
 	r.killAt = time.Now().Add(r.spec.Grace)
 }
 
-// kill ends the whole namespace at once.
+// killPatience is how long init may take to kill the rest and to reap it.
+const killPatience = 2 * time.Second
+
+// kill ends the whole namespace: by init, which first counts what its processes
+// used, and, should that fail, at once.
 func (r *run) kill() {
+	if r.leader != 0 && !r.gentle && send(r.child.control, []byte{msgKill}) == nil {
+		r.gentle = true
+		r.killAt = time.Now().Add(killPatience)
+		return
+	}
 	r.killed = true
 	r.reaper.kill()
 }

@@ -16,6 +16,7 @@ type outcome struct {
 	failure  *startFailure // exec failed inside
 	broken   string        // the sandbox itself could not be set up
 	oomKills int64
+	usage    *Usage // as init counted it
 }
 
 // verdict decides how an execution ended. A leader that ended by itself before
