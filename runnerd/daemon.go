@@ -30,6 +30,7 @@ import (
 	"skerry.internal/runnerd/rpc"
 	"skerry.internal/runnerd/upkeep"
 	"skerry.internal/runnerd/workspace"
+	"skerry.internal/sandbox"
 )
 
 // Deps are what the daemon gets from its main.
@@ -144,7 +145,8 @@ func (d *Daemon) serveCache(ctx context.Context) (err error) {
 func (d *Daemon) workspaceConfig() workspace.Config {
 	c := workspace.Config{MaxQueue: d.cfg.Limits.WorkspaceQueue, MaxChangedPaths: maxChangedPaths,
 		MaxFileBytes: int64(d.cfg.Limits.UploadBytes), Admit: d.keeper.Admit,
-		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}}
+		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries),
+			Project: d.launcher.host.Report().Has(sandbox.ProjectQuota)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}}
 	if os.Geteuid() == 0 {
 		c.FirstUID, c.UIDs = d.cfg.AgentUIDs.First, d.cfg.AgentUIDs.Count
 	}

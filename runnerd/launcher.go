@@ -41,7 +41,7 @@ func newLauncher(ctx context.Context, cfg Config, log *slog.Logger, reg promethe
 	if err := os.MkdirAll(state, 0o755); err != nil {
 		return nil, err
 	}
-	host, err := sandbox.Open(ctx, sandbox.Config{Shim: shim, StateDir: state, Bwrap: cfg.Sandbox.Bwrap, MountPoints: cfg.Sandbox.ReadOnly})
+	host, err := sandbox.Open(ctx, sandbox.Config{Shim: shim, StateDir: state, Bwrap: cfg.Sandbox.Bwrap, MountPoints: cfg.Sandbox.ReadOnly, QuotaDir: cfg.quotaDir()})
 	if err != nil {
 		return nil, err
 	}
@@ -131,6 +131,7 @@ func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, la
 		return spec, err
 	}
 	spec.Timeout, spec.Grace = launch.Timeout, l.cfg.Grace.D()
+	spec.Quota = w.WatchedQuota()
 	spec.Log = supervisor.LogLimits{HeadBytes: int64(limits.LogHead), TailBytes: int64(limits.LogTail)}
 	return spec, nil
 }

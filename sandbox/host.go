@@ -29,6 +29,8 @@ type Config struct {
 	ProbeGID uint32
 	// NoCgroups leaves control groups alone: limits are then rlimits.
 	NoCgroups bool
+	// QuotaDir is where workspaces lie; empty: project quotas are not wanted.
+	QuotaDir string
 	// MountPoints are further targets for Policy.ReadOnly.
 	MountPoints []string
 

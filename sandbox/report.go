@@ -55,6 +55,9 @@ const (
 	CgroupNamespace = "cgroup-namespace"
 	UIDSeparation   = "uid-separation"
 	BindByFD        = "bind-by-descriptor"
+	// ProjectQuota: the file system refuses a write over a workspace's quota.
+	// Without, the quota is watched while a command runs.
+	ProjectQuota = "project-quota"
 )
 
 // needed are the guarantees without which nothing runs.
@@ -108,6 +111,9 @@ func (r Report) Get(name string) (Guarantee, bool) {
 	}
 	return Guarantee{}, false
 }
+
+// Has reports whether the host gives the guarantee.
+func (r Report) Has(name string) bool { return r.has(name) }
 
 func (r Report) has(name string) bool {
 	g, _ := r.Get(name)

@@ -23,6 +23,7 @@ func (r *run) finish(broken string) error {
 	var notes []string
 	r.closePipes(&notes)
 	r.out.oomKills = r.cgroups.oomKills()
+	r.noteFullProject()
 	usage := r.usage()
 	r.cgroups.kill()
 	if err := r.cgroups.remove(); err != nil {

@@ -93,6 +93,9 @@ func (r *run) ready(pid int) {
 		return
 	}
 	r.leader = pid
+	if r.quota != nil {
+		r.quota.next = r.started.Add(quotaInterval)
+	}
 	r.deadline = time.Time{}
 	if r.spec.Timeout > 0 {
 		r.deadline = r.started.Add(r.spec.Timeout)

@@ -56,6 +56,8 @@ type Spec struct {
 	Log     LogLimits     `json:"log"`
 	Limits  Limits        `json:"limits"`
 	Cgroups []CgroupDir   `json:"cgroups,omitempty"`
+	// Quota, if set, is watched while the command runs.
+	Quota *Quota `json:"quota,omitempty"`
 	// Forward, if set, is what init listens to inside.
 	Forward *Forward `json:"forward,omitempty"`
 }
@@ -150,7 +152,7 @@ func (s *Spec) Validate() error {
 	if s.Credential != nil && (s.Credential.UID == 0 || s.Credential.GID == 0) {
 		return fmt.Errorf("%w: credential must not be uid or gid 0", ErrSpec)
 	}
-	if err := s.Forward.validate(); err != nil {
+	if err := errors.Join(s.Forward.validate(), s.Quota.validate()); err != nil {
 		return err
 	}
 	return s.validateFiles()

@@ -77,6 +77,7 @@ type run struct {
 	log     *logWriter
 	pump    *pump
 	server  *server
+	quota   *quotaWatch // nil: none
 	child   launched
 	reaper  *reaper
 
@@ -156,6 +157,9 @@ func (r *run) prepare() (err error) {
 	if err := r.cgroups.create(); err != nil {
 		return err
 	}
+	if r.quota, err = openQuota(r.spec.Quota); err != nil {
+		return err
+	}
 	if r.server, err = listen(sockFile); err != nil {
 		return err
 	}
@@ -170,6 +174,10 @@ func (r *run) loop() {
 		{Fd: int32(r.reaper.event), Events: unix.POLLIN},
 		{Fd: int32(r.child.control), Events: unix.POLLIN},
 		{Fd: -1, Events: unix.POLLIN},
+		{Fd: -1, Events: unix.POLLIN},
+	}
+	if r.quota != nil {
+		fds[3].Fd = int32(r.quota.event)
 	}
 	if r.server != nil {
 		fds[2].Fd = int32(r.server.fd)
@@ -190,7 +198,9 @@ func (r *run) loop() {
 			r.readControl()
 			return
 		}
-		r.checkDeadlines(time.Now())
+		now := time.Now()
+		r.checkQuota(now, fds[3].Revents != 0)
+		r.checkDeadlines(now)
 	}
 }
 
@@ -199,7 +209,13 @@ func (r *run) untilNextDeadline() *unix.Timespec {
 	if !r.killAt.IsZero() {
 		next = r.killAt
 	}
-	if next.IsZero() || r.killed {
+	if r.killed {
+		return nil
+	}
+	if r.quota != nil && r.out.cause == "" && r.out.end == nil && !r.quota.next.IsZero() && (next.IsZero() || r.quota.next.Before(next)) {
+		next = r.quota.next
+	}
+	if next.IsZero() {
 		return nil
 	}
 	ts := unix.NsecToTimespec(max(time.Until(next), 0).Nanoseconds())
