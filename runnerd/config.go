@@ -77,8 +77,13 @@ type Limits struct {
 	// control group, some milliseconds with version 1.
 	Memory    config.Bytes `yaml:"memory"`
 	Processes uint64       `yaml:"processes"`
-	CPUs      float64      `yaml:"cpus"`
-	OpenFiles uint64       `yaml:"open_files"`
+	// CPUs of one execution: a quota of processor time; code sees as many
+	// processors, rounded up. 0: no limit.
+	CPUs float64 `yaml:"cpus"`
+	// ThreadsHint is told to libraries (OMP_NUM_THREADS and its like) where CPUs
+	// is 0; 0: nothing is told, and they start a thread for each processor.
+	ThreadsHint int    `yaml:"threads_hint"`
+	OpenFiles   uint64 `yaml:"open_files"`
 	// FileBytes bounds each file, holes included: a snapshot reads them all.
 	FileBytes config.Bytes `yaml:"file_bytes"`
 	TmpBytes  config.Bytes `yaml:"tmp_bytes"`
@@ -189,6 +194,8 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "agent_uids", Problem: "must start above 0 and end below 4294967294", Remedy: "choose a range that nothing else uses"}
 	case c.Limits.WorkspaceQueue <= 0:
 		return &config.FieldError{Field: "limits.workspace_queue", Problem: "must be over 0", Remedy: "use the default, 256"}
+	case c.Limits.CPUs < 0 || c.Limits.ThreadsHint < 0:
+		return &config.FieldError{Field: "limits.cpus", Problem: "limits.cpus and limits.threads_hint must not be negative", Remedy: "use 0 for none"}
 	case c.Limits.ProjectQuota != projectAuto && c.Limits.ProjectQuota != projectOff:
 		return &config.FieldError{Field: "limits.project_quota", Problem: "is neither auto nor off", Remedy: "use the default, auto"}
 	case c.Limits.UploadBytes == 0:
@@ -222,6 +229,9 @@ func (c Config) slots() int {
 	}
 	return max(8, 4*runtime.NumCPU())
 }
+
+// executionDir is an execution's directory; "" gives that of all.
+func (c Config) executionDir(id string) string { return filepath.Join(c.DataDir, "executions", id) }
 
 // quotaDir is where project quotas are looked for; empty: they are off.
 func (c Config) quotaDir() string {

@@ -102,7 +102,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.engine, err = execution.New(execution.Config{Dir: filepath.Join(cfg.DataDir, "executions"), ShimPath: launcher.shim, Slots: cfg.slots(),
+	d.engine, err = execution.New(execution.Config{Dir: cfg.executionDir(""), ShimPath: launcher.shim, Slots: cfg.slots(),
 		OutputBytes: outputBytes, OutputLines: outputLines, KeepLogs: cfg.KeepLogs.D(), KeepExecutions: cfg.KeepExecutions},
 		d.journal, d.workspaces, launcher, d.deps.Logger, d.deps.Metrics)
 	if err != nil {

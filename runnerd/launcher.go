@@ -28,6 +28,7 @@ type launcher struct {
 	host *sandbox.Host
 	shim string
 	net  *egress.Gateway
+	cpus *sandbox.Processors
 }
 
 // newLauncher probes the host. A host that cannot make sandboxes at all, or not
@@ -67,7 +68,11 @@ func newLauncher(ctx context.Context, cfg Config, log *slog.Logger, reg promethe
 	if err != nil {
 		return nil, err
 	}
-	return &launcher{cfg: cfg, host: host, shim: shim, net: gateway}, nil
+	cpus, err := sandbox.NewProcessors()
+	if err != nil {
+		return nil, err
+	}
+	return &launcher{cfg: cfg, host: host, shim: shim, net: gateway, cpus: cpus}, nil
 }
 
 // networks is what calls may choose from.
@@ -116,6 +121,8 @@ func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, la
 		Network:   sandbox.NetworkNone,
 		Limits: sandbox.Limits{CPUs: limits.CPUs, MemoryBytes: int64(limits.Memory), MaxProcs: int64(limits.Processes),
 			NoFile: limits.OpenFiles, FileSize: uint64(limits.FileBytes)},
+		CPUSet:      l.cpus.Take(id, limits.CPUs),
+		ThreadsHint: limits.ThreadsHint,
 	}
 	for _, p := range l.cfg.Sandbox.ReadOnly {
 		policy.ReadOnly = append(policy.ReadOnly, sandbox.Bind{Source: p, Target: p})
@@ -151,6 +158,7 @@ func (l *launcher) openNetwork(id string, w *workspace.Workspace, launch executi
 
 // Resume implements execution.Launcher.
 func (l *launcher) Resume(id string, w *workspace.Workspace, launch execution.Launch) error {
+	l.cpus.Resume(id, supervisor.CPUSet(l.cfg.executionDir(id)), l.cfg.Limits.CPUs)
 	if !networked(launch) {
 		return nil
 	}
@@ -158,7 +166,10 @@ func (l *launcher) Resume(id string, w *workspace.Workspace, launch execution.La
 }
 
 // Release implements execution.Launcher.
-func (l *launcher) Release(id string) { l.net.Release(id) }
+func (l *launcher) Release(id string) {
+	l.cpus.Release(id)
+	l.net.Release(id)
+}
 
 func networked(launch execution.Launch) bool {
 	return launch.Network != "" && launch.Network != skerryv1.NetworkNone

@@ -115,6 +115,10 @@ func (h *Host) Command(id string, p Policy) (supervisor.Spec, error) {
 func (h *Host) command(id string, p Policy) (supervisor.Spec, error) {
 	p.Rootfs, p.System, p.Init = h.rootfs, h.system.Dirs, h.config.Shim
 	p.CgroupNamespace = h.report.has(CgroupNamespace)
+	p, err := h.tellProcessors(p)
+	if err != nil {
+		return supervisor.Spec{}, err
+	}
 	doc, err := p.Spec()
 	if err != nil {
 		return supervisor.Spec{}, err
@@ -125,6 +129,7 @@ func (h *Host) command(id string, p Policy) (supervisor.Spec, error) {
 	}
 	spec.ID = id
 	spec.Forward = p.forward()
+	spec.CPUs = p.CPUSet
 	limits := cgroup.Limits{MemoryBytes: int64(spec.Limits.MemoryBytes), CPUs: spec.Limits.CPUs}
 	// Entering a group can take 10 ms: none for what a resource limit does too.
 	if !h.processesByRlimit {

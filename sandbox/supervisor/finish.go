@@ -20,7 +20,7 @@ func (r *run) finish(broken string) error {
 	if r.ended.IsZero() {
 		r.ended = time.Now()
 	}
-	var notes []string
+	notes := r.notes
 	r.closePipes(&notes)
 	r.out.oomKills = r.cgroups.oomKills()
 	r.noteFullProject()

@@ -81,6 +81,9 @@ func (r *run) ready(pid int) {
 		return
 	}
 	err := r.cgroups.enter(pid)
+	if err := setAffinity(pid, r.spec.CPUs); err != nil {
+		r.notes = append(r.notes, err.Error())
+	}
 	if err == nil {
 		err = r.identity.publish(r.shimFile)
 	}

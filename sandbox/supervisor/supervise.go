@@ -92,7 +92,8 @@ type run struct {
 	deadline time.Time // of the command, or of the set-up before it
 	killAt   time.Time // set once SIGTERM was sent
 	killed   bool
-	gentle   bool // init was asked to kill all, see kill
+	notes    []string // for the verdict's detail
+	gentle   bool     // init was asked to kill all, see kill
 }
 
 // setupLimit bounds what comes before the command: a sandbox that can't be set
