@@ -50,7 +50,7 @@ func Enforced(dir string) error {
 	defer f.Close()
 	state := [32]uint64{1} // FS_QSTATV_VERSION1
 	if err := quotactl(f, getState, 0, unsafe.Pointer(&state)); err != nil {
-		return fmt.Errorf("%w (%w)", ErrNoProjectQuota, err)
+		return fmt.Errorf("%w (it is not mounted with prjquota, or the kernel is older than 5.14: %w)", ErrNoProjectQuota, err)
 	}
 	if (*[4]uint16)(unsafe.Pointer(&state))[1]&projectEnforced == 0 {
 		return fmt.Errorf("%w (it is not mounted with prjquota)", ErrNoProjectQuota)

@@ -2,6 +2,7 @@ package diskquota
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -24,7 +25,7 @@ func asAgent(t *testing.T, dir, script string) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: testUID, Gid: testUID}}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return errors.New(string(out))
+		return fmt.Errorf("%w: %s", err, out)
 	}
 	return nil
 }
@@ -61,7 +62,8 @@ func TestProjectQuota(t *testing.T) {
 			if o, full := Full(top); !full || o.Limit != "workspace_entries" {
 				t.Errorf("entries: %+v %v", o, full)
 			}
-			// The daemon moves files in from beside the tree.
+			// The daemon moves files in from beside the tree, if there is room.
+			must(t, asAgent(t, dir+"/tree", "rm 1 2 3"))
 			write(t, dir+"/tmp/staged", 10)
 			must(t, os.Rename(dir+"/tmp/staged", dir+"/tree/staged"))
 		})

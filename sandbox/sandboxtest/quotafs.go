@@ -1,6 +1,7 @@
 package sandboxtest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,12 +20,17 @@ const RequireQuotaEnv = "SKERRY_REQUIRE_PROJECT_QUOTA"
 // MiB, that enforces project quotas.
 func ProjectQuotaFS(t testing.TB, kind string) string {
 	t.Helper()
-	image, mount := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "mount")
+	dir, err := os.MkdirTemp("", "quota") // every user must get through
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	image, mount := filepath.Join(dir, "image"), filepath.Join(dir, "mount")
 	mkfs := map[string][]string{
 		"ext4": {"mkfs.ext4", "-qF", "-O", "quota,project", "-E", "quotatype=prjquota", image},
 		"xfs":  {"mkfs.xfs", "-q", image},
 	}[kind]
-	err := os.Mkdir(mount, 0o755)
+	err = errors.Join(os.Chmod(dir, 0o755), os.Mkdir(mount, 0o755))
 	if err == nil {
 		err = os.WriteFile(image, nil, 0o600)
 	}
