@@ -73,7 +73,7 @@ func Setup() (Layout, error) {
 	}
 	refused := error(nil)
 	if needsScope(mounts, own[""]) {
-		if refused = joinScope(own[""]); refused == nil {
+		if refused = joinScope(); refused == nil {
 			if own, err = readOwn("/proc/self/cgroup"); err != nil {
 				return Layout{}, err
 			}
@@ -91,7 +91,7 @@ func Setup() (Layout, error) {
 // needsScope tells whether limits need the unified hierarchy, and systemd has it.
 func needsScope(m mounts, own string) bool {
 	missing := slices.ContainsFunc(wanted, func(c string) bool { return m.v1[c] == "" })
-	return m.v2 != "" && missing && systemdRuns() && !delegated(base(m.v2, own))
+	return m.v2 != "" && missing && systemdRuns() && !(delegated(base(m.v2, own)) && restartable(own))
 }
 
 func setup(mounts mounts, own map[string]string) Layout {

@@ -35,30 +35,23 @@ func delegated(dir string) bool {
 	return false
 }
 
-// errService: moving out of a service would take the daemon from its unit.
-var errService = errors.New("the daemon is a systemd service without Delegate=yes: set it in the unit")
-
-// unitOf gives the innermost unit in the path of a group.
-func unitOf(group string) string {
-	parts := strings.Split(group, "/")
-	for i := len(parts) - 1; i >= 0; i-- {
-		if strings.HasSuffix(parts[i], ".service") || strings.HasSuffix(parts[i], ".scope") {
-			return parts[i]
-		}
-	}
-	return ""
+// restartable tells whether systemd can start a unit anew though processes and
+// groups are left in its group: it puts its process into a group that is divided
+// only where that is a leaf (DelegateSubgroup=, since systemd 254). A scope is
+// never started anew.
+func restartable(own string) bool {
+	return !strings.HasSuffix(own, ".service")
 }
 
-// joinScope moves this process, which is in the group own, into a fresh scope
+// joinScope moves this process into a fresh scope
 // of systemd's that it may divide as it likes: the user's systemd for an
 // ordinary user, the host's for root. The scope lasts as long as a process is in
 // it. What a daemon started thus outlives it there, and the next daemon gets a
 // scope of its own; the groups of the old one remain usable by their paths.
-func joinScope(own string) error {
-	unit := unitOf(own)
-	if strings.HasSuffix(unit, ".service") && !strings.HasPrefix(unit, "user@") {
-		return errService
-	}
+//
+// For a service too: systemd knows its main process by number as well, and finds
+// the service's group empty when it starts it anew.
+func joinScope() error {
 	ctx, cancel := context.WithTimeout(context.Background(), scopePatience)
 	defer cancel()
 	conn, err := connect(ctx)

@@ -65,7 +65,7 @@ func Walk(top *os.File, limits Limits) (Count, error) {
 	if err != nil {
 		return Count{}, fmt.Errorf("count tree: %w", err)
 	}
-	w := &walker{dev: uint64(st.Dev), block: max(int64(st.Blksize), 512), levels: []level{{fd: fd, ino: st.Ino}}}
+	w := &walker{dev: st.Dev, block: max(int64(st.Blksize), 512), levels: []level{{fd: fd, ino: st.Ino}}}
 	defer w.close()
 	for began := time.Now(); len(w.levels) > 0; {
 		if _, over := limits.passed(w.count); over || time.Since(began) > maxWalk {
@@ -173,7 +173,7 @@ func (w *walker) enter(dir int, name string, ino uint64) bool {
 		return false
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || uint64(st.Dev) != w.dev || st.Ino != ino {
+	if err := unix.Fstat(fd, &st); err != nil || st.Dev != w.dev || st.Ino != ino {
 		unix.Close(fd)
 		w.count.Partial = true
 		return false
@@ -208,7 +208,7 @@ func (w *walker) reopen(l *level, below int) {
 			return
 		}
 		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil || st.Ino != l.ino || uint64(st.Dev) != w.dev {
+		if err := unix.Fstat(fd, &st); err != nil || st.Ino != l.ino || st.Dev != w.dev {
 			unix.Close(fd)
 			return
 		}

@@ -81,7 +81,7 @@ func statfs(top *os.File) (usage, error) {
 	if err := unix.Fstatfs(int(top.Fd()), &st); err != nil {
 		return usage{}, fmt.Errorf("look at the file system: %w", err)
 	}
-	return usage{int64(st.Blocks-st.Bfree) * int64(st.Bsize), int64(st.Files - st.Ffree)}, nil
+	return usage{int64(st.Blocks-st.Bfree) * st.Bsize, int64(st.Files - st.Ffree)}, nil
 }
 
 // Due looks at the file system and tells whether to walk now.

@@ -41,8 +41,8 @@ func (u *Usage) add(r *syscall.Rusage) {
 	u.UserMicros += r.Utime.Nano() / 1000
 	u.SystemMicros += r.Stime.Nano() / 1000
 	u.MaxRSSBytes = max(u.MaxRSSBytes, r.Maxrss<<10)
-	u.ReadBytes += int64(r.Inblock) * rusageBlock
-	u.WrittenBytes += int64(r.Oublock) * rusageBlock
+	u.ReadBytes += r.Inblock * rusageBlock
+	u.WrittenBytes += r.Oublock * rusageBlock
 }
 
 // encode gives the payload of msgUsage.
