@@ -2,6 +2,7 @@ package runnerd
 
 import (
 	"math"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -171,7 +172,7 @@ func DefaultConfig() Config {
 			WorkspaceQueue: 256, UploadBytes: 64 << 30, WorkspaceBytes: 1 << 40, WorkspaceEntries: 20_000_000, ProjectQuota: projectAuto},
 		Store: Store{CollectEvery: config.Duration(time.Hour), KeepSnapshots: 1000, MinSnapshots: 10,
 			ScrubEvery: config.Duration(7 * 24 * time.Hour), ScrubRate: 16 << 20, MinFree: 256 << 20, MinFreeInodes: 1000},
-		Network:  Network{Default: "none", Policies: map[string]NetworkPolicy{}, UpstreamProxy: UpstreamProxy{NoProxy: []string{}}},
+		Network:  Network{Default: "none", Policies: map[string]NetworkPolicy{}, UpstreamProxy: UpstreamProxy{NoProxy: []string{}}, DenyAddresses: []netip.Prefix{}, NAT64Prefixes: []netip.Prefix{}},
 		REAPI:    REAPI{MaxBytes: 64 << 30, MaxBlobs: 1_000_000},
 		KeepLogs: config.Duration(30 * 24 * time.Hour), KeepExecutions: 20_000,
 	}

@@ -38,6 +38,9 @@ type Deps struct {
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer
 	Version string
+	// Step is told of each step of an execution after which the daemon may crash.
+	// It is for tests, which crash there; nil: nobody is.
+	Step func(step string)
 }
 
 // Daemon is one runner. Its owner calls Run and then Close.
@@ -103,7 +106,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 		return err
 	}
 	d.engine, err = execution.New(execution.Config{Dir: cfg.executionDir(""), ShimPath: launcher.shim, Slots: cfg.slots(),
-		OutputBytes: outputBytes, OutputLines: outputLines, KeepLogs: cfg.KeepLogs.D(), KeepExecutions: cfg.KeepExecutions},
+		OutputBytes: outputBytes, OutputLines: outputLines, KeepLogs: cfg.KeepLogs.D(), KeepExecutions: cfg.KeepExecutions, Step: d.deps.Step},
 		d.journal, d.workspaces, launcher, d.deps.Logger, d.deps.Metrics)
 	if err != nil {
 		return err
@@ -146,7 +149,7 @@ func (d *Daemon) workspaceConfig() workspace.Config {
 	c := workspace.Config{MaxQueue: d.cfg.Limits.WorkspaceQueue, MaxChangedPaths: maxChangedPaths,
 		MaxFileBytes: int64(d.cfg.Limits.UploadBytes), Admit: d.keeper.Admit,
 		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries),
-			Project: d.launcher.host.Report().Has(sandbox.ProjectQuota)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}}
+			Project: d.launcher.host.Report().Has(sandbox.ProjectQuota)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}, Step: d.deps.Step}
 	if os.Geteuid() == 0 {
 		c.FirstUID, c.UIDs = d.cfg.AgentUIDs.First, d.cfg.AgentUIDs.Count
 	}

@@ -153,6 +153,9 @@ func (l *launcher) openNetwork(id string, w *workspace.Workspace, launch executi
 		return &execution.RefusedError{Detail: fmt.Sprintf("the network policy %q is no longer in the runner's configuration", launch.Network)}
 	}
 	policy.Network, policy.Egress = sandbox.NetworkAllowlist, dir
+	for _, s := range l.cfg.Network.Policies[launch.Network].Secrets {
+		policy.Secrets = append(policy.Secrets, sandbox.Secret{Path: s.ValueFile, Env: s.Env, File: s.File})
+	}
 	return err
 }
 

@@ -128,7 +128,7 @@ func (h *Host) command(id string, p Policy) (supervisor.Spec, error) {
 		return supervisor.Spec{}, err
 	}
 	spec.ID = id
-	spec.Forward = p.forward()
+	spec.Forward, spec.Secrets = p.forward(), p.secrets()
 	spec.CPUs = p.CPUSet
 	limits := cgroup.Limits{MemoryBytes: int64(spec.Limits.MemoryBytes), CPUs: spec.Limits.CPUs}
 	// Entering a group can take 10 ms: none for what a resource limit does too.

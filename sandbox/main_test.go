@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 
 // The same as an ordinary user, whose agents share its uid.
 func TestAsOrdinaryUser(t *testing.T) {
-	sandboxtest.AsOrdinaryUser(t, shimBinary, "I7Sealed|SystemCalls|F15|F16|F21|F22|Granted|Probe|ProcessLimit|OldBwrap|NeverRoot|Rootfs|Allowlist")
+	sandboxtest.AsOrdinaryUser(t, shimBinary, "I7Sealed|I7Escape|SystemCalls|F15|F16|F21|F22|Granted|Probe|ProcessLimit|OldBwrap|NeverRoot|Rootfs|Allowlist")
 }
 
 const (

@@ -79,6 +79,15 @@ type Config struct {
 	KeepExecutions int
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
+	// Step is told of each step after which the daemon may crash. It is for tests,
+	// which crash there; nil: nobody is.
+	Step func(step string)
+}
+
+func (c Config) step(step string) {
+	if c.Step != nil {
+		c.Step(step)
+	}
 }
 
 // Engine owns the executions of one runner.
@@ -169,6 +178,7 @@ func (e *Engine) Submit(ctx context.Context, w *workspace.Workspace, record *ske
 		e.abandon(x)
 		return first, keyError(err)
 	}
+	e.cfg.step("accepted")
 	e.wg.Go(func() { e.run(x, nil) })
 	return x.record.Id, nil
 }

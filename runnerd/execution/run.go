@@ -27,12 +27,16 @@ func (e *Engine) run(x *live, found *supervisor.Handle) {
 	case turnHeld:
 		free := sync.OnceFunc(func() { <-e.slots })
 		defer free()
+		e.cfg.step("turn")
 		exit, ok := e.supervise(x, found)
 		if !ok {
 			return
 		}
+		e.cfg.step("ended")
 		e.launcher.Release(x.record.Id)
+		e.cfg.step("released")
 		if committed, ok := e.commit(x, exit, free); ok {
+			e.cfg.step("committed")
 			e.finish(x, overQuota(exit, committed), committed)
 		}
 	case turnClosed:
@@ -104,6 +108,7 @@ func (e *Engine) supervise(x *live, h *supervisor.Handle) (exit supervisor.Exit,
 			e.log.Error("execution not started", "execution", id, "err", err)
 			return supervisor.Exit{Kind: supervisor.KindStartFailed, Detail: startProblem(err), Ended: e.cfg.Now()}, true
 		}
+		e.cfg.step("started")
 		e.metrics.launch.Observe(time.Since(began).Seconds())
 	}
 	x.running(h, e.cfg.Now())
@@ -140,10 +145,12 @@ func (e *Engine) launch(x *live) (*supervisor.Handle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build sandbox: %w", err)
 	}
+	e.cfg.step("sandbox made")
 	dir := e.dir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
+	e.cfg.step("directory made")
 	if len(x.launch.Stdin) > 0 {
 		if err := os.WriteFile(dir+"/"+stdinFile, x.launch.Stdin, 0o600); err != nil {
 			return nil, err
@@ -176,12 +183,14 @@ func (e *Engine) finish(x *live, exit supervisor.Exit, committed workspace.Commi
 	if !e.record(x, record) {
 		return
 	}
+	e.cfg.step("recorded")
 	e.mu.Lock()
 	delete(e.live, record.Id)
 	e.mu.Unlock()
 	x.ticket.Release()
 	close(x.done)
 	e.forgetInputs(x)
+	e.cfg.step("forgotten")
 	e.metrics.ended(record)
 	e.log.Info("execution ended", "execution", record.Id, "agent", record.Agent, "state", record.State, "verdict", record.Verdict.Kind, "detail", exit.Detail)
 }

@@ -14,7 +14,7 @@ import (
 // The control socket is a SOCK_SEQPACKET pair between shim and init. The shim
 // learns the senders' host pids from the kernel (SCM_CREDENTIALS).
 //
-//	shim -> init    config (text, sent before init exists), 'T' terminate, 'K' kill all
+//	shim -> init    config (text) and 'S' secrets, sent before init exists; 'T' terminate, 'K' kill all
 //	init -> shim    'H' hello; 'X' start failed; 'E' leader ended; 'U' usage, the last
 //	leader -> shim  'R' ready, before it executes the command; answered by 'G' go
 //
@@ -41,6 +41,7 @@ type initConfig struct {
 	drain   time.Duration
 	limits  []rlimit
 	forward *Forward
+	secrets int // messages that follow, see Secret
 }
 
 type rlimit struct {
@@ -48,7 +49,8 @@ type rlimit struct {
 	value    uint64
 }
 
-// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE" and "forward=PORT:SOCKET" lines.
+// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET" and
+// "secrets=NUMBER" lines.
 func (c initConfig) encode() []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
@@ -57,6 +59,9 @@ func (c initConfig) encode() []byte {
 	}
 	if c.forward != nil {
 		fmt.Fprintf(&b, "forward=%s\n", c.forward.encode())
+	}
+	if c.secrets > 0 {
+		fmt.Fprintf(&b, "secrets=%d\n", c.secrets)
 	}
 	return []byte(b.String())
 }
@@ -75,6 +80,8 @@ func parseInitConfig(b []byte) (initConfig, error) {
 			err = c.addLimit(value)
 		case "forward":
 			c.forward, err = parseForward(value)
+		case "secrets":
+			c.secrets, err = strconv.Atoi(value)
 		default:
 			err = fmt.Errorf("unknown key %q", key)
 		}

@@ -44,6 +44,9 @@ func Init(args []string) error {
 	if err := send(control, []byte{msgHello}); err != nil {
 		return err
 	}
+	if err := receiveSecrets(control, config.secrets); err != nil {
+		return errors.Join(err, send(control, asStartFailure(err).encode()))
+	}
 	if config.forward != nil {
 		f, err := listenForward(config.forward)
 		if err != nil {

@@ -131,7 +131,11 @@ func addControl(t *fdTable, spec *Spec, l *launched) error {
 	}
 	l.control = ours
 	t.add(controlName, os.NewFile(uintptr(theirs), controlName))
-	return send(ours, initConfig{drain: spec.Drain, limits: spec.rlimits(), forward: spec.Forward}.encode())
+	config := initConfig{drain: spec.Drain, limits: spec.rlimits(), forward: spec.Forward, secrets: len(spec.Secrets)}
+	if err := send(ours, config.encode()); err != nil {
+		return err
+	}
+	return sendSecrets(ours, spec.Secrets)
 }
 
 // close closes the shim's ends after a failed launch.

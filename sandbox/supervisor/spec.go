@@ -65,6 +65,8 @@ type Spec struct {
 	Quota *Quota `json:"quota,omitempty"`
 	// Forward, if set, is what init listens to inside.
 	Forward *Forward `json:"forward,omitempty"`
+	// Secrets that init gives to the command.
+	Secrets []Secret `json:"secrets,omitempty"`
 }
 
 // FileArg is one descriptor that the host command inherits. Exactly one of
@@ -164,6 +166,9 @@ func (s *Spec) Validate() error {
 		if cpu < 0 || cpu >= maxCPUs {
 			return fmt.Errorf("%w: no processor has the number %d", ErrSpec, cpu)
 		}
+	}
+	if err := s.validateSecrets(); err != nil {
+		return err
 	}
 	return s.validateFiles()
 }
