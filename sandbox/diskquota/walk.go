@@ -65,7 +65,8 @@ func Walk(top *os.File, limits Limits) (Count, error) {
 	if err != nil {
 		return Count{}, fmt.Errorf("count tree: %w", err)
 	}
-	w := &walker{dev: st.Dev, block: max(int64(st.Blksize), 512), levels: []level{{fd: fd, ino: st.Ino}}}
+	block := max(int64(st.Blksize), 512) //nolint:unconvert // 32 bits on arm64
+	w := &walker{dev: st.Dev, block: block, levels: []level{{fd: fd, ino: st.Ino}}}
 	defer w.close()
 	for began := time.Now(); len(w.levels) > 0; {
 		if _, over := limits.passed(w.count); over || time.Since(began) > maxWalk {
