@@ -15,19 +15,21 @@ import (
 // connection that init made (see LaunchConnect). The shim
 // learns the senders' host pids from the kernel (SCM_CREDENTIALS).
 //
-//	shim -> init    config (text) and 'S' secrets, sent before init exists; 'T' terminate
-//	init -> shim    'H' hello; 'X' start failed; 'E' leader ended
+//	shim -> init    config (text) and 'S' secrets, sent before init exists; 'T' terminate, 'K' kill all
+//	init -> shim    'H' hello; 'X' start failed; 'E' leader ended; 'U' usage, the last
 //	leader -> shim  'R' ready, before it executes the command; answered by 'G' go
 //
 // The leader waits for 'G' so that it is in its control groups, and its
 // identity on disk, before the first instruction of the command.
 const (
 	msgTerm  = 'T'
+	msgKill  = 'K'
 	msgGo    = 'G'
 	msgHello = 'H'
 	msgReady = 'R'
 	msgFail  = 'X'
 	msgEnd   = 'E'
+	msgUsage = 'U'
 )
 
 const (

@@ -43,17 +43,6 @@ type Exit struct {
 	Log     LogStats  `json:"log"`
 }
 
-// Usage is what the whole sandbox consumed.
-type Usage struct {
-	UserMicros   int64 `json:"userMicros"`
-	SystemMicros int64 `json:"systemMicros"`
-	// MaxRSSBytes is the largest resident set of any one process, the
-	// sandbox's own init (a few MiB) included.
-	MaxRSSBytes int64 `json:"maxRssBytes"`
-	// PeakMemoryBytes of all processes together; 0 without a memory cgroup.
-	PeakMemoryBytes int64 `json:"peakMemoryBytes,omitempty"`
-}
-
 // LogStats count payload bytes; Dropped ones were produced but are not kept.
 type LogStats struct {
 	TotalBytes   uint64 `json:"totalBytes"`

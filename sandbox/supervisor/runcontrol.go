@@ -36,6 +36,10 @@ func (r *run) handle(msg []byte, pid int) {
 		if f, ok := parseStartFailure(msg); ok && pid == r.identity.Init.PID {
 			r.out.failure = &f
 		}
+	case msgUsage:
+		if u, ok := parseUsage(msg); ok && pid == r.identity.Init.PID {
+			r.out.usage = &u
+		}
 	case msgEnd:
 		if end, ok := parseLeaderEnd(msg); ok && pid == r.identity.Init.PID {
 			r.out.end = &end
@@ -83,6 +87,9 @@ func (r *run) ready(pid int) {
 		return
 	}
 	err := r.cgroups.enter(pid)
+	if err := setAffinity(pid, r.spec.CPUs); err != nil {
+		r.notes = append(r.notes, err.Error())
+	}
 	if err == nil {
 		err = r.identity.publish(r.shimFile)
 	}
@@ -95,6 +102,9 @@ func (r *run) ready(pid int) {
 		return
 	}
 	r.leader = pid
+	if r.quota != nil {
+		r.quota.next = r.started.Add(quotaInterval)
+	}
 	r.deadline = time.Time{}
 	if r.spec.Timeout > 0 {
 		r.deadline = r.started.Add(r.spec.Timeout)

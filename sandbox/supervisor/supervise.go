@@ -77,6 +77,7 @@ type run struct {
 	log     *logWriter
 	pump    *pump
 	server  *server
+	quota   *quotaWatch // nil: none
 	child   launched
 	door    *door // of a sandbox that connects, else nil
 	reaper  *reaper
@@ -92,6 +93,8 @@ type run struct {
 	deadline time.Time // of the command, or of the set-up before it
 	killAt   time.Time // set once SIGTERM was sent
 	killed   bool
+	notes    []string // for the verdict's detail
+	gentle   bool     // init was asked to kill all, see kill
 }
 
 // setupLimit bounds what comes before the command: a sandbox that can't be set
@@ -159,6 +162,9 @@ func (r *run) prepare() (err error) {
 	if err := r.cgroups.create(); err != nil {
 		return err
 	}
+	if r.quota, err = openQuota(r.spec.Quota); err != nil {
+		return err
+	}
 	if r.server, err = listen(sockFile); err != nil {
 		return err
 	}
@@ -175,6 +181,10 @@ func (r *run) loop() {
 		{Fd: int32(r.child.control), Events: unix.POLLIN},
 		{Fd: -1, Events: unix.POLLIN},
 		{Fd: -1, Events: unix.POLLIN},
+		{Fd: -1, Events: unix.POLLIN},
+	}
+	if r.quota != nil {
+		fds[4].Fd = int32(r.quota.event)
 	}
 	if r.server != nil {
 		fds[2].Fd = int32(r.server.fd)
@@ -204,7 +214,9 @@ func (r *run) loop() {
 			r.readControl()
 			return
 		}
-		r.checkDeadlines(time.Now())
+		now := time.Now()
+		r.checkQuota(now, fds[4].Revents != 0)
+		r.checkDeadlines(now)
 	}
 }
 
@@ -213,7 +225,13 @@ func (r *run) untilNextDeadline() *unix.Timespec {
 	if !r.killAt.IsZero() {
 		next = r.killAt
 	}
-	if next.IsZero() || r.killed {
+	if r.killed {
+		return nil
+	}
+	if r.quota != nil && r.out.cause == "" && r.out.end == nil && !r.quota.next.IsZero() && (next.IsZero() || r.quota.next.Before(next)) {
+		next = r.quota.next
+	}
+	if next.IsZero() {
 		return nil
 	}
 	ts := unix.NsecToTimespec(max(time.Until(next), 0).Nanoseconds())
@@ -257,8 +275,17 @@ func (r *run) stop(cause Kind, reason string) {
 	r.killAt = time.Now().Add(r.spec.Grace)
 }
 
-// kill ends the whole namespace at once.
+// killPatience is how long init may take to kill the rest and to reap it.
+const killPatience = 2 * time.Second
+
+// kill ends the whole namespace: by init, which first counts what its processes
+// used, and, should that fail, at once.
 func (r *run) kill() {
+	if r.leader != 0 && !r.gentle && send(r.child.control, []byte{msgKill}) == nil {
+		r.gentle = true
+		r.killAt = time.Now().Add(killPatience)
+		return
+	}
 	r.killed = true
 	r.door.close()
 	r.reaper.kill()

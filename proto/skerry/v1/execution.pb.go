@@ -1521,7 +1521,10 @@ func (x *Output) GetBinary() bool {
 	return false
 }
 
-// Usage is what the process tree consumed.
+// Usage is what the command and all that it started consumed, until the last of
+// its processes was gone; the sandbox's own processes are not in it. Children of
+// a process that ignores SIGCHLD count only where a control group has their
+// processor time.
 type Usage struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	UserCpuUs   uint64                 `protobuf:"varint,1,opt,name=user_cpu_us,json=userCpuUs,proto3" json:"user_cpu_us,omitempty"`
@@ -1530,8 +1533,12 @@ type Usage struct {
 	MaxRssBytes uint64 `protobuf:"varint,3,opt,name=max_rss_bytes,json=maxRssBytes,proto3" json:"max_rss_bytes,omitempty"`
 	// Most memory of all processes together; 0 where no control group measures it.
 	PeakMemoryBytes uint64 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Bytes that storage had to read for it: not those that the host had in memory.
+	ReadBytes uint64 `protobuf:"varint,5,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`
+	// Bytes that it gave storage to write (page cache that it made dirty).
+	WrittenBytes  uint64 `protobuf:"varint,6,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -1588,6 +1595,20 @@ func (x *Usage) GetMaxRssBytes() uint64 {
 func (x *Usage) GetPeakMemoryBytes() uint64 {
 	if x != nil {
 		return x.PeakMemoryBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetReadBytes() uint64 {
+	if x != nil {
+		return x.ReadBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetWrittenBytes() uint64 {
+	if x != nil {
+		return x.WrittenBytes
 	}
 	return 0
 }
@@ -1800,12 +1821,15 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"totalBytes\x12#\n" +
 	"\romitted_bytes\x18\x03 \x01(\x04R\fomittedBytes\x12#\n" +
 	"\romitted_lines\x18\x04 \x01(\rR\fomittedLines\x12\x16\n" +
-	"\x06binary\x18\x05 \x01(\bR\x06binary\"\x9b\x01\n" +
+	"\x06binary\x18\x05 \x01(\bR\x06binary\"\xdf\x01\n" +
 	"\x05Usage\x12\x1e\n" +
 	"\vuser_cpu_us\x18\x01 \x01(\x04R\tuserCpuUs\x12\"\n" +
 	"\rsystem_cpu_us\x18\x02 \x01(\x04R\vsystemCpuUs\x12\"\n" +
 	"\rmax_rss_bytes\x18\x03 \x01(\x04R\vmaxRssBytes\x12*\n" +
-	"\x11peak_memory_bytes\x18\x04 \x01(\x04R\x0fpeakMemoryBytes\"\xe1\x01\n" +
+	"\x11peak_memory_bytes\x18\x04 \x01(\x04R\x0fpeakMemoryBytes\x12\x1d\n" +
+	"\n" +
+	"read_bytes\x18\x05 \x01(\x04R\treadBytes\x12#\n" +
+	"\rwritten_bytes\x18\x06 \x01(\x04R\fwrittenBytes\"\xe1\x01\n" +
 	"\x05Times\x126\n" +
 	"\baccepted\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\baccepted\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +
