@@ -27,6 +27,11 @@ const (
 	msgReady = 'R'
 	msgFail  = 'X'
 	msgEnd   = 'E'
+	// Of interactive executions, see terminal.go, and of connect.go.
+	msgStdin     = 'S' // init -> shim, with the shim's end of the input
+	msgHangUp    = 'U' // shim -> init
+	msgConnect   = 'C'
+	msgConnected = 'K'
 )
 
 const (
@@ -39,6 +44,7 @@ type initConfig struct {
 	drain   time.Duration
 	limits  []rlimit
 	forward *Forward
+	input   *Input
 }
 
 type rlimit struct {
@@ -46,7 +52,8 @@ type rlimit struct {
 	value    uint64
 }
 
-// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE" and "forward=PORT:SOCKET" lines.
+// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET"
+// and "input=..." lines.
 func (c initConfig) encode() []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
@@ -55,6 +62,9 @@ func (c initConfig) encode() []byte {
 	}
 	if c.forward != nil {
 		fmt.Fprintf(&b, "forward=%s\n", c.forward.encode())
+	}
+	if c.input != nil {
+		fmt.Fprintf(&b, "input=%s\n", c.input.encode())
 	}
 	return []byte(b.String())
 }
@@ -73,6 +83,8 @@ func parseInitConfig(b []byte) (initConfig, error) {
 			err = c.addLimit(value)
 		case "forward":
 			c.forward, err = parseForward(value)
+		case "input":
+			c.input, err = parseInput(value)
 		default:
 			err = fmt.Errorf("unknown key %q", key)
 		}
@@ -171,21 +183,24 @@ func controlPair() (ours, theirs int, err error) {
 	return fds[0], fds[1], nil
 }
 
-// recvControl reads one message and the host pid of its sender. A zero length
-// means that every holder of the other end is gone.
-func recvControl(fd int, buf []byte) (n, pid int, err error) {
+// recvControl reads one message, the host pid of its sender and the descriptor
+// that came with it, or -1, which is the caller's. A zero length means that every
+// holder of the other end is gone.
+func recvControl(fd int, buf []byte) (n, pid, file int, err error) {
 	oob := make([]byte, 64)
 	n, oobn, _, _, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 	if err != nil || n == 0 {
-		return n, 0, err
+		return n, 0, -1, err
 	}
+	file = firstFile(oob[:oobn])
 	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || len(msgs) == 0 {
-		return n, 0, err
-	}
-	cred, err := unix.ParseUnixCredentials(&msgs[0])
 	if err != nil {
-		return n, 0, err
+		return n, 0, file, err
 	}
-	return n, int(cred.Pid), nil
+	for i := range msgs {
+		if cred, err := unix.ParseUnixCredentials(&msgs[i]); err == nil {
+			return n, int(cred.Pid), file, nil
+		}
+	}
+	return n, 0, file, nil
 }

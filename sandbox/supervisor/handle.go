@@ -156,23 +156,33 @@ func shimAbsent(err error) bool {
 
 var errNoAnswer = errors.New("the shim ended without an answer")
 
-// ask sends one request and reads the answer. The socket is reached through
-// the directory's descriptor, since its path may be too long for an address.
-func (h *Handle) ask(ctx context.Context, request string) ([]byte, error) {
+// dialShim connects to the shim's socket, which is reached through the
+// directory's descriptor, since its path may be too long for an address.
+func (h *Handle) dialShim() (int, error) {
 	d, err := os.Open(h.dir)
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
 	defer d.Close()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
+		return -1, err
+	}
+	addr := filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), sockFile)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// ask sends one request and reads the answer.
+func (h *Handle) ask(ctx context.Context, request string) ([]byte, error) {
+	fd, err := h.dialShim()
+	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	addr := filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), sockFile)
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
-		return nil, err
-	}
 	// A wake-up for ctx: shutting the socket down ends the blocking calls.
 	stop := context.AfterFunc(ctx, func() { _ = unix.Shutdown(fd, unix.SHUT_RDWR) })
 	defer stop()

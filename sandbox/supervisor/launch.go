@@ -131,7 +131,7 @@ func addControl(t *fdTable, spec *Spec, l *launched) error {
 	}
 	l.control = ours
 	t.add(controlName, os.NewFile(uintptr(theirs), controlName))
-	return send(ours, initConfig{drain: spec.Drain, limits: spec.rlimits(), forward: spec.Forward}.encode())
+	return send(ours, initConfig{drain: spec.Drain, limits: spec.rlimits(), forward: spec.Forward, input: spec.Input}.encode())
 }
 
 // close closes the shim's ends after a failed launch.

@@ -58,6 +58,8 @@ type Spec struct {
 	Cgroups []CgroupDir   `json:"cgroups,omitempty"`
 	// Forward, if set, is what init listens to inside.
 	Forward *Forward `json:"forward,omitempty"`
+	// Input, if set, makes the execution interactive; Stdin is empty then.
+	Input *Input `json:"input,omitempty"`
 }
 
 // FileArg is one descriptor that the host command inherits. Exactly one of
@@ -151,6 +153,9 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("%w: credential must not be uid or gid 0", ErrSpec)
 	}
 	if err := s.Forward.validate(); err != nil {
+		return err
+	}
+	if err := s.validateInput(); err != nil {
 		return err
 	}
 	return s.validateFiles()

@@ -79,6 +79,9 @@ type run struct {
 	server  *server
 	child   launched
 	reaper  *reaper
+	input   *input // nil unless it is interactive
+
+	connects connects
 
 	out      outcome
 	identity shimIdentity
@@ -110,6 +113,7 @@ func (r *run) supervise(dir string) error {
 		return r.finish(err.Error())
 	}
 	r.spec, r.cgroups = spec, spec.Cgroups
+	r.input = newInput(spec.Input, func() { _ = send(r.child.control, []byte{msgHangUp}) })
 	if r.reaper, err = newReaper(); err != nil {
 		return r.finish(err.Error())
 	}
@@ -169,11 +173,13 @@ func (r *run) loop() {
 		{Fd: int32(r.reaper.event), Events: unix.POLLIN},
 		{Fd: int32(r.child.control), Events: unix.POLLIN},
 		{Fd: -1, Events: unix.POLLIN},
+		{Fd: -1},
 	}
 	if r.server != nil {
 		fds[2].Fd = int32(r.server.fd)
 	}
 	for {
+		fds[3] = r.input.pollFd()
 		_, err := unix.Ppoll(fds, r.untilNextDeadline(), nil)
 		if err != nil && err != unix.EINTR {
 			r.breakOff("poll: " + err.Error())
@@ -185,6 +191,7 @@ func (r *run) loop() {
 		if fds[2].Revents != 0 {
 			r.server.serve(r)
 		}
+		r.input.polled(fds[3].Revents)
 		if fds[0].Revents != 0 {
 			r.readControl()
 			return
@@ -198,7 +205,11 @@ func (r *run) untilNextDeadline() *unix.Timespec {
 	if !r.killAt.IsZero() {
 		next = r.killAt
 	}
-	if next.IsZero() || r.killed {
+	if r.killed {
+		next = time.Time{}
+	}
+	next = earliest(earliest(next, r.input.wakeAt()), r.connects.wakeAt())
+	if next.IsZero() {
 		return nil
 	}
 	ts := unix.NsecToTimespec(max(time.Until(next), 0).Nanoseconds())
@@ -206,6 +217,8 @@ func (r *run) untilNextDeadline() *unix.Timespec {
 }
 
 func (r *run) checkDeadlines(now time.Time) {
+	r.input.expire(now)
+	r.connects.expire(now)
 	switch {
 	case r.killed:
 	case !r.killAt.IsZero():
@@ -238,6 +251,9 @@ func (r *run) stop(cause Kind, reason string) {
 	if r.leader == 0 || send(r.child.control, []byte{msgTerm}) != nil {
 		r.kill()
 		return
+	}
+	if r.input != nil && r.input.terminal {
+		r.input.hangUp() // interactive shells ignore SIGTERM
 	}
 	r.killAt = time.Now().Add(r.spec.Grace)
 }
