@@ -20,7 +20,7 @@ func asConnect(err error, target **connect.Error) bool { return errors.As(err, t
 
 func (a *app) execCommand() *cobra.Command {
 	c := &cobra.Command{Use: "exec", Short: "Look at executions and end them", Example: "  skerry exec list --state running"}
-	c.AddCommand(a.execList(), a.execStatus(), a.execLogs(), a.execCancel())
+	c.AddCommand(a.execList(), a.execStatus(), a.execLogs(), a.execAttach(), a.execCancel())
 	return group(c)
 }
 
@@ -227,7 +227,7 @@ type following struct {
 	app     *app
 	clients *clients
 	req     *skerryv1.FollowExecutionLogsRequest // Cursor is where to go on
-	seen    time.Time                            // when the daemons last sent something
+	seen    time.Time                            // when there last was a connection
 }
 
 // once follows over one connection.
@@ -237,7 +237,14 @@ func (f *following) once(ctx context.Context) (*skerryv1.Execution, error) {
 		return nil, err
 	}
 	defer func() { _ = in.Close() }()
+	connected := false
+	defer func() {
+		if connected {
+			f.seen = time.Now() // until now, though there may have been nothing to say
+		}
+	}()
 	for in.Receive() {
+		connected = true
 		f.seen = time.Now()
 		page := in.Msg()
 		if err := f.app.printPage(page, page.Records, page.DroppedBytes); err != nil {
