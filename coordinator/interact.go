@@ -47,8 +47,12 @@ func (s executionService) PortForward(ctx context.Context, stream *forwardStream
 		return err
 	}
 	ctx, reset := context.WithCancel(ctx)
-	defer reset()
 	out := to.link.executions.PortForward(ctx)
+	defer func() {
+		reset() // first: closing reads the runner's stream to its end
+		_ = out.CloseRequest()
+		_ = out.CloseResponse()
+	}()
 	to.address(ctx, out.RequestHeader())
 	// It may outlive this call by a moment: it ends when the caller's stream does.
 	go passOn(stream, out, first, reset)
@@ -57,8 +61,8 @@ func (s executionService) PortForward(ctx context.Context, stream *forwardStream
 
 type runnerStream = connect.BidiStreamForClient[skerryv1.PortForwardRequest, skerryv1.PortForwardResponse]
 
-// passOn copies to the runner what the caller sends. The caller's end is passed
-// on, its breaking off resets the runner's stream.
+// passOn copies to the runner what the caller sends. The end of the caller's
+// stream, in order or not, is that of the runner's.
 func passOn(in *forwardStream, out *runnerStream, msg *skerryv1.PortForwardRequest, reset func()) {
 	for {
 		if out.Send(msg) != nil {
@@ -66,19 +70,19 @@ func passOn(in *forwardStream, out *runnerStream, msg *skerryv1.PortForwardReque
 		}
 		var err error
 		msg, err = in.Receive()
-		if errors.Is(err, io.EOF) {
-			_ = out.CloseRequest()
-			return
-		}
 		if err != nil {
-			reset()
+			if !errors.Is(err, io.EOF) {
+				reset()
+			}
+			// Without this the transport, which waits for more to send, would not
+			// notice that the context has ended.
+			_ = out.CloseRequest()
 			return
 		}
 	}
 }
 
 func passBack(ctx context.Context, to target, in *forwardStream, out *runnerStream) error {
-	defer func() { _ = out.CloseResponse() }()
 	for {
 		msg, err := out.Receive()
 		if errors.Is(err, io.EOF) {

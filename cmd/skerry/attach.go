@@ -109,7 +109,7 @@ func (a *app) execAttach() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&fromStart, "from-start", false, "print all output that is kept, not only what comes from now on")
-	c.Flags().BoolVar(&noStdin, "no-stdin", false, "only look; type nothing")
+	c.Flags().BoolVar(&noStdin, "no-stdin", false, "only look; type nothing (ctrl-c leaves)")
 	c.Flags().StringVar(&keys, "detach-keys", defaultDetachKeys, "keys that leave the execution running; empty: none")
 	return c
 }

@@ -213,13 +213,14 @@ func (a *app) follow(ctx context.Context, c *clients, id string, cursor uint64, 
 const resumePause = 300 * time.Millisecond
 
 // mayResume: the daemons could not be reached or said to try again. An answer
-// that names another problem stands.
+// that names another problem stands. A broken connection counts as cancelled for
+// Connect; whether the caller's own context ended is for the caller to know.
 func mayResume(err error) bool {
 	if p := problem.Of(err); p != nil {
 		return p.Retryable || p.Reason == problem.RunnerUnreachable
 	}
 	var wireError *connect.Error
-	return asConnect(err, &wireError) && connect.CodeOf(err) != connect.CodeDeadlineExceeded && connect.CodeOf(err) != connect.CodeCanceled
+	return asConnect(err, &wireError) && connect.CodeOf(err) != connect.CodeDeadlineExceeded
 }
 
 // following is a log that is being followed.

@@ -160,18 +160,20 @@ func (f *forwarder) accept(ctx context.Context, listener net.Listener) {
 // serve joins one local connection to the sandbox. One that fails is reset, so
 // that its client does not take a part for the whole.
 func (f *forwarder) serve(ctx context.Context, conn *net.TCPConn) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	outer := ctx
+	ctx, cancel := context.WithCancel(outer)
+	stop := context.AfterFunc(outer, func() { _ = conn.Close() })
 	defer stop()
+	stream := f.client.PortForward(ctx)
 	defer func() {
 		if err != nil {
 			_ = conn.SetLinger(0)
 		}
 		_ = conn.Close()
+		cancel() // first: closing reads the stream to its end
+		_ = stream.CloseRequest()
+		_ = stream.CloseResponse()
 	}()
-	stream := f.client.PortForward(ctx)
-	defer func() { _ = stream.CloseResponse() }()
 	if err := stream.Send(&skerryv1.PortForwardRequest{ExecutionId: f.id, Port: f.port}); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -181,11 +183,12 @@ func (f *forwarder) serve(ctx context.Context, conn *net.TCPConn) (err error) {
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		sendAll(stream, conn, cancel)
+		sendAll(stream, conn, func() { cancel(); _ = stream.CloseRequest() })
 	}()
 	err = receiveAll(stream, conn)
 	_ = conn.CloseRead()
 	cancel()
+	_ = stream.CloseRequest()
 	<-sent
 	return err
 }
@@ -201,7 +204,7 @@ func sendAll(stream *forwardStream, conn *net.TCPConn, broken func()) {
 			return // Receive has the reason
 		}
 		if errors.Is(err, io.EOF) {
-			_ = stream.CloseRequest()
+			_ = stream.Send(&skerryv1.PortForwardRequest{End: true})
 			return
 		}
 		if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -57,7 +58,8 @@ func newSession(a *app, c *clients, e *skerryv1.Execution) *session {
 func (s *session) run(ctx context.Context, cursor uint64) (*skerryv1.Execution, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if s.terminal && s.input && isTerminal(s.app.stdin) {
+	raw := s.terminal && isTerminal(s.app.stdin)
+	if raw {
 		restore, err := rawMode(s.app.stdin)
 		if err != nil {
 			return nil, err
@@ -69,10 +71,13 @@ func (s *session) run(ctx context.Context, cursor uint64) (*skerryv1.Execution, 
 	} else {
 		s.keys = nil // only a raw terminal gives single keys
 	}
-	if s.input {
+	switch {
+	case s.input:
 		s.start(func() { s.forwardInput(ctx, cancel) })
+	case raw:
+		s.start(func() { s.onlyLook(cancel) })
 	}
-	if s.terminal {
+	if s.terminal && s.input {
 		s.start(func() { s.forwardSize(ctx) })
 	}
 	e, err := s.app.follow(ctx, s.clients, s.id, cursor, "")
@@ -118,6 +123,8 @@ func (s *session) ending(ctx context.Context, err error) error {
 		return errDetached
 	case errors.Is(cause, context.DeadlineExceeded):
 		return context.DeadlineExceeded
+	case cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, errInterrupted):
+		return fmt.Errorf("execution %s goes on, but it has not got all of its input: %w", s.id, cause)
 	case cause != nil:
 		return fmt.Errorf("interrupted; execution %s goes on; attach again with: %s", s.id, again)
 	}
@@ -134,7 +141,7 @@ func (s *session) forwardInput(ctx context.Context, cancel context.CancelCauseFu
 		defer close(written)
 		failure = s.writeAll(ctx, chunks)
 	})
-	leaves := s.readAll(ctx, chunks)
+	leaves := s.readAll(written, chunks)
 	close(chunks)
 	if leaves {
 		select {
@@ -145,8 +152,32 @@ func (s *session) forwardInput(ctx context.Context, cancel context.CancelCauseFu
 		return
 	}
 	<-written
-	if failure != nil && ctx.Err() == nil {
+	if !isTerminal(s.app.stdin) {
+		_ = s.app.stdin.Close() // who writes to it must not wait for ever
+	}
+	switch {
+	case failure == nil || ctx.Err() != nil:
+	case s.terminal:
 		s.note("input is no longer sent: %s", oneLine(message(failure)))
+	default: // the command would wait for the rest for ever
+		cancel(fmt.Errorf("input: %w", failure))
+	}
+}
+
+// onlyLook passes no key on; ctrl-c leaves too.
+func (s *session) onlyLook(cancel context.CancelCauseFunc) {
+	const interrupt = 3
+	keys := detacher{keys: s.keys}
+	buf := make([]byte, 256)
+	for {
+		n, err := s.app.stdin.Read(buf)
+		if _, leave := keys.scan(buf[:n]); leave || bytes.IndexByte(buf[:n], interrupt) >= 0 {
+			cancel(errDetached)
+			return
+		}
+		if err != nil {
+			return
+		}
 	}
 }
 
@@ -155,8 +186,8 @@ func (s *session) note(format string, args ...any) {
 	_, _ = fmt.Fprintf(s.app.stderr, "\r\nskerry: "+format+"\r\n", args...)
 }
 
-// readAll reads until the end of the input or the keys that leave.
-func (s *session) readAll(ctx context.Context, chunks chan<- []byte) (leaves bool) {
+// readAll reads until the end of the input, the keys that leave, or gone.
+func (s *session) readAll(gone <-chan struct{}, chunks chan<- []byte) (leaves bool) {
 	keys := detacher{keys: s.keys}
 	for {
 		buf := make([]byte, 32<<10)
@@ -165,7 +196,7 @@ func (s *session) readAll(ctx context.Context, chunks chan<- []byte) (leaves boo
 		if len(data) > 0 {
 			select {
 			case chunks <- data:
-			case <-ctx.Done():
+			case <-gone:
 				return false
 			}
 		}

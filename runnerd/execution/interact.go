@@ -71,7 +71,7 @@ func writeAll(ctx context.Context, h *supervisor.Handle, c supervisor.InputChunk
 	limited, cancel := context.WithTimeout(ctx, inputPatience)
 	defer cancel()
 	var sum supervisor.InputState
-	for {
+	for known := false; ; known = true {
 		part := c
 		part.Offset += uint64(sum.Written)
 		part.Data = c.Data[sum.Written:min(sum.Written+supervisor.MaxInputChunk, len(c.Data))]
@@ -83,15 +83,28 @@ func writeAll(ctx context.Context, h *supervisor.Handle, c supervisor.InputChunk
 			s.Written += sum.Written
 		case sum.Written > 0 && errors.As(err, &conflict):
 			return supervisor.InputState{Accepted: conflict.Accepted, Written: sum.Written}, nil
-		case sum.Written > 0 && limited.Err() != nil && ctx.Err() == nil:
+		case known && limited.Err() != nil && ctx.Err() == nil:
 			return sum, nil
 		default:
 			return s, err
 		}
-		if s.Closed || s.Written == len(c.Data) || s.Written == sum.Written {
+		if s.Closed || s.Written == len(c.Data) {
+			return s, nil
+		}
+		if s.Written == sum.Written && !waited(limited) {
 			return s, nil
 		}
 		sum = s
+	}
+}
+
+// waited pauses before the next try with a command that took nothing.
+func waited(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(10 * time.Millisecond):
+		return true
 	}
 }
 

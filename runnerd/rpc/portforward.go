@@ -115,7 +115,7 @@ func (f *forwarding) cause(err error) error {
 	return err
 }
 
-// toServer ends with the caller's stream, of which it passes on the end.
+// toServer passes on what the client sends, up to its end.
 func (f *forwarding) toServer(msg *skerryv1.PortForwardRequest) {
 	for {
 		if len(msg.Data) > maxForwardData {
@@ -126,13 +126,13 @@ func (f *forwarding) toServer(msg *skerryv1.PortForwardRequest) {
 		if _, err := f.conn.Write(msg.Data); err != nil {
 			return // the other direction sees it too
 		}
-		var err error
-		msg, err = f.stream.Receive()
-		if errors.Is(err, io.EOF) {
+		if msg.End {
 			_ = f.conn.CloseWrite()
 			return
 		}
-		if err != nil {
+		var err error
+		if msg, err = f.stream.Receive(); err != nil {
+			_ = f.conn.SetLinger(0) // the client broke off: no orderly end
 			_ = f.conn.Close()
 			return
 		}

@@ -151,7 +151,13 @@ func (h *Handle) Status(ctx context.Context) (Status, error) {
 
 func shimAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) ||
-		errors.Is(err, unix.ECONNRESET) || errors.Is(err, errNoAnswer)
+		cutOff(err)
+}
+
+// cutOff says that a shim was there and closed the connection: it ended, or its
+// patience with a client that a busy host holds up did.
+func cutOff(err error) bool {
+	return errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) || errors.Is(err, errNoAnswer)
 }
 
 var errNoAnswer = errors.New("the shim ended without an answer")
@@ -176,8 +182,18 @@ func (h *Handle) dialShim() (int, error) {
 	return fd, nil
 }
 
-// ask sends one request and reads the answer.
-func (h *Handle) ask(ctx context.Context, request string) ([]byte, error) {
+// ask sends one request, which may be repeated, and reads the answer.
+func (h *Handle) ask(ctx context.Context, request string) (b []byte, err error) {
+	const tries = 4
+	for range tries {
+		if b, err = h.askOnce(ctx, request); !cutOff(err) {
+			break
+		}
+	}
+	return b, err
+}
+
+func (h *Handle) askOnce(ctx context.Context, request string) ([]byte, error) {
 	fd, err := h.dialShim()
 	if err != nil {
 		return nil, err

@@ -497,3 +497,46 @@ time.sleep(60)
 		t.Errorf("the shim: %+v, %v", status, err)
 	}
 }
+
+// A client that a busy host holds up beyond the shim's patience asks again: its
+// request, such as a cancel, must not be taken for one that came too late.
+func TestAskAgainWhenCutOff(t *testing.T) {
+	dir := t.TempDir()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, sockFile)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Listen(fd, 4); err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() {
+		for i := 0; ; i++ {
+			conn, _, err := unix.Accept(fd)
+			if err != nil {
+				served <- err
+				return
+			}
+			if i < 2 {
+				unix.Close(conn)
+				continue
+			}
+			buf := make([]byte, 64)
+			n, _ := unix.Read(conn, buf)
+			served <- send(conn, buf[:n])
+			unix.Close(conn)
+			return
+		}
+	}()
+	b, err := (&Handle{dir: dir}).ask(t.Context(), askCancel)
+	if err != nil || string(b) != askCancel {
+		t.Errorf("answer %q, %v", b, err)
+	}
+	if err := <-served; err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1372,9 +1372,11 @@ type PortForwardRequest struct {
 	ExecutionId string `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
 	// 1..65535, on 127.0.0.1 or else on ::1. Set in the first message alone.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	// Bytes for the server, at most 65536. The end of the stream is the end of the
-	// connection's direction to the server.
-	Data          []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	// Bytes for the server, at most 65536.
+	Data []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	// The client sends no more. The other direction may go on. A stream that ends
+	// without it breaks the connection off.
+	End           bool `protobuf:"varint,4,opt,name=end,proto3" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1428,6 +1430,13 @@ func (x *PortForwardRequest) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *PortForwardRequest) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
 }
 
 // PortForwardResponse: the first, without data, says that the connection is made.
@@ -2282,11 +2291,12 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\rR\x04rows\x12\x12\n" +
 	"\x04cols\x18\x03 \x01(\rR\x04cols\"\x18\n" +
-	"\x16ResizeTerminalResponse\"_\n" +
+	"\x16ResizeTerminalResponse\"q\n" +
 	"\x12PortForwardRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
-	"\x04data\x18\x03 \x01(\fR\x04data\";\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x12\x10\n" +
+	"\x03end\x18\x04 \x01(\bR\x03end\";\n" +
 	"\x13PortForwardResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x10\n" +
 	"\x03end\x18\x02 \x01(\bR\x03end\"\x7f\n" +
