@@ -14,7 +14,6 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
-	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 	"skerry.internal/proto/skerry/v1/skerryv1connect"
 )
@@ -149,9 +148,6 @@ func (f *forwarder) accept(ctx context.Context, listener net.Listener) {
 		f.open.Go(func() {
 			if err := f.serve(ctx, conn.(*net.TCPConn)); err != nil && ctx.Err() == nil {
 				_, _ = fmt.Fprintf(f.app.stderr, "skerry: port %d: %s\n", f.port, oneLine(message(err)))
-				if problem.Of(err).GetReason() == problem.NotRunning {
-					f.leave(errEnded)
-				}
 			}
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"syscall"
@@ -156,8 +157,15 @@ func refusal(text string) error {
 // whatever listens there may say anything. Where nothing listens the error is
 // ECONNREFUSED. The caller closes it.
 func (h *Handle) Connect(ctx context.Context, port uint16) (*os.File, error) {
-	f, err := h.connect(ctx, port)
-	if err != nil {
+	const tries = 4
+	var f *os.File
+	var err error
+	for range tries {
+		if f, err = h.connect(ctx, port); !cutOff(err) {
+			break
+		}
+	}
+	if err = whileEnding(err); err != nil {
 		return nil, fmt.Errorf("connect to port %d of the sandbox: %w", port, err)
 	}
 	return f, nil
@@ -165,14 +173,17 @@ func (h *Handle) Connect(ctx context.Context, port uint16) (*os.File, error) {
 
 func (h *Handle) connect(ctx context.Context, port uint16) (*os.File, error) {
 	fd, err := h.dialShim()
+	if shimAbsent(err) {
+		return nil, errNoShim
+	}
 	if err != nil {
-		return nil, whileEnding(err)
+		return nil, err
 	}
 	defer unix.Close(fd)
 	stop := context.AfterFunc(ctx, func() { _ = unix.Shutdown(fd, unix.SHUT_RDWR) })
 	defer stop()
 	if err := send(fd, []byte(askConnect+strconv.Itoa(int(port)))); err != nil {
-		return nil, whileEnding(err)
+		return nil, err
 	}
 	buf := make([]byte, 4096)
 	n, got, err := recvFile(fd, buf)
@@ -183,18 +194,21 @@ func (h *Handle) connect(ctx context.Context, port uint16) (*os.File, error) {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
-		return nil, whileEnding(err)
+		return nil, err
 	}
 	return takeConnection(buf[:n], got)
 }
 
 // whileEnding words the error of a shim that isn't there: none yet, or no more.
 func whileEnding(err error) error {
-	if shimAbsent(err) {
+	if errors.Is(err, fs.ErrNotExist) || cutOff(err) || errors.Is(err, errNoShim) {
 		return ErrNotRunning
 	}
 	return err
 }
+
+// errNoShim tells a refused connection to the shim from one to the port.
+var errNoShim = errors.New("no shim listens")
 
 func takeConnection(msg []byte, fd int) (*os.File, error) {
 	var a connectReply
