@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -11,6 +10,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
+	mathrand "math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -52,14 +52,21 @@ func certificate(t *testing.T, dir string) (certFile, keyFile string) {
 	return certFile, keyFile
 }
 
+// freePort gives an address that stays free while its server is away: it is
+// below the ports that the kernel gives to connections, which other tests make.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		address := fmt.Sprintf("127.0.0.1:%d", 20000+mathrand.IntN(12000))
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			continue
+		}
+		defer l.Close()
+		return address
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no free port from 20000 to 31999")
+	return ""
 }
 
 // process is a daemon under test.
@@ -67,7 +74,7 @@ type process struct {
 	t    *testing.T
 	name string
 	args []string
-	log  bytes.Buffer
+	log  output
 	cmd  *exec.Cmd
 }
 
@@ -156,6 +163,10 @@ func TestDaemonsApart(t *testing.T) {
 	node.kill()
 	node.start()
 	d.eventually("the runner is up again", up)
+	d.eventually("calls reach it", func() bool { // its state is from before the crash at first
+		_, err := c.ex.GetExecution(t.Context(), connect.NewRequest(&skerryv1.GetExecutionRequest{ExecutionId: long.Id}))
+		return err == nil
+	})
 	e := c.wait(t, long.Id)
 	wantState(t, e, "failed", "exited")
 	if e.Verdict.GetExitCode() != 5 || e.Stdout.Text != "hi\n" || e.Runner != "node1" || e.Agent != "alice" {

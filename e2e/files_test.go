@@ -163,10 +163,13 @@ func TestI4ReadersSeeCommittedState(t *testing.T) {
 	d := newDev(t)
 	c := d.admin()
 	c.write(t, "f", "old")
-	e := c.start(t, "echo -n new > f; echo written; sleep 1", nil)
+	e := c.start(t, "echo -n new > f; echo written; sleep 300", nil)
 	d.eventually("it wrote", func() bool { return c.log(t, e.Id, "") == "written\n" })
 	if got := c.read(t, "f"); got != "old" {
 		t.Fatalf("a reader saw %q", got)
+	}
+	if _, err := c.ex.CancelExecution(t.Context(), connect.NewRequest(&skerryv1.CancelExecutionRequest{ExecutionId: e.Id})); err != nil {
+		t.Fatal(err)
 	}
 	c.wait(t, e.Id)
 	if got := c.read(t, "f"); got != "new" {

@@ -13,7 +13,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -65,7 +67,7 @@ type dev struct {
 	extra []string // environment of the daemon
 	args  []string // more of its arguments
 	cmd   *exec.Cmd
-	log   bytes.Buffer
+	log   output
 	ready struct {
 		Endpoint, Token, MetricsURL string
 		PID                         int
@@ -101,15 +103,9 @@ func (d *dev) env() []string {
 
 func (d *dev) start() {
 	d.t.Helper()
-	d.startAt("127.0.0.1:0")
-}
-
-// startAt serves on a given address.
-func (d *dev) startAt(address string) {
-	d.t.Helper()
 	file := filepath.Join(d.dir, "ready.json")
 	_ = os.Remove(file)
-	d.cmd = exec.Command(filepath.Join(binDir, "skerry"), "dev", "--data", filepath.Join(d.dir, "data"), "--listen", address, "--ready-file", file)
+	d.cmd = exec.Command(filepath.Join(binDir, "skerry"), "dev", "--data", filepath.Join(d.dir, "data"), "--listen", "127.0.0.1:0", "--ready-file", file)
 	d.cmd.Args = append(d.cmd.Args, d.args...)
 	d.cmd.Env = append(d.env(), d.extra...)
 	d.cmd.Stderr = &d.log
@@ -129,6 +125,35 @@ func (d *dev) startAt(address string) {
 		}
 		return true
 	})
+}
+
+// output is what a daemon has said so far; it is read while more comes.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// said waits for a match in the daemon's log, which may come after what it tells of.
+func (d *dev) said(pattern string) (match []string) {
+	d.t.Helper()
+	re := regexp.MustCompile(pattern)
+	d.eventually("the log has "+pattern, func() bool {
+		match = re.FindStringSubmatch(d.log.String())
+		return match != nil
+	})
+	return match
 }
 
 // kill ends the daemon as a crash would.

@@ -141,8 +141,7 @@ var idOnTerminal = regexp.MustCompile(`ex_[0-9a-z]+`)
 // A person at a terminal: a shell with job control, interrupts, a new size, and
 // both daemons killed in the middle; each key arrives once.
 func TestI2TerminalSurvivesKill9(t *testing.T) {
-	d := newDev(t)
-	address := strings.TrimPrefix(d.ready.Endpoint, "http://")
+	d := newDevWith(t, []string{"--listen", freePort(t)})
 	c := d.newConsole("sh", "-it")
 	c.await("skerry:/workspace$ ")
 	c.write("tty; stty size; echo $TERM\r")
@@ -152,7 +151,7 @@ func TestI2TerminalSurvivesKill9(t *testing.T) {
 	d.kill()
 	// Typed while nobody is there to take it.
 	c.write("n=$((n+1)); echo n=''$n\r")
-	d.startAt(address)
+	d.start()
 	c.await("n=1\r\n")
 	c.write("for i in $(seq 3); do echo line''$i; done\r")
 	c.await("line1\r\nline2\r\nline3\r\n")
@@ -238,8 +237,7 @@ func TestConsoleEndsBySignal(t *testing.T) {
 
 // Input of any length goes through a pipe, over a crash of the daemons.
 func TestI2StreamedInputSurvivesKill9(t *testing.T) {
-	d := newDev(t)
-	address := strings.TrimPrefix(d.ready.Endpoint, "http://")
+	d := newDevWith(t, []string{"--listen", freePort(t)})
 	cmd := exec.Command(filepath.Join(binDir, "skerry"), "sh", "-i", "sha256sum")
 	cmd.Env = d.env()
 	var out bytes.Buffer
@@ -261,7 +259,7 @@ func TestI2StreamedInputSurvivesKill9(t *testing.T) {
 		}
 		if i == 40 || i == 90 {
 			d.kill()
-			d.startAt(address)
+			d.start()
 		}
 	}
 	_ = stdin.Close()

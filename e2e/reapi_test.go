@@ -3,7 +3,6 @@ package e2e
 import (
 	"os"
 	"path/filepath"
-	"regexp"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -19,10 +18,7 @@ func TestRemoteCacheOfARunner(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := newDev(t, "SKERRY_RUNNERD_REAPI_LISTEN=127.0.0.1:0", "SKERRY_RUNNERD_REAPI_TOKEN_FILE="+token)
-	m := regexp.MustCompile(`remote cache served" address=(\S+)`).FindStringSubmatch(d.log.String())
-	if m == nil {
-		t.Fatalf("no address in the log:\n%s", d.log.String())
-	}
+	m := d.said(`remote cache served" address=(\S+)`)
 	conn, err := grpc.NewClient(m[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

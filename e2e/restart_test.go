@@ -193,8 +193,8 @@ func TestI3RemovedDirectoryIsNoSecondRun(t *testing.T) {
 
 // The command follows on over a crash of the daemons, at the same byte.
 func TestF14TheCommandFollowsAcrossARestart(t *testing.T) {
-	d := newDev(t)
-	address := strings.TrimPrefix(d.ready.Endpoint, "http://")
+	address := freePort(t)
+	d := newDevWith(t, []string{"--listen", address})
 	c := d.admin()
 	e := c.start(t, `for i in $(seq 40); do echo line $i; sleep 0.1; done; exit 3`, nil)
 	follow := exec.Command(filepath.Join(binDir, "skerry"), "exec", "logs", "--follow", e.Id)
@@ -206,7 +206,7 @@ func TestF14TheCommandFollowsAcrossARestart(t *testing.T) {
 	}
 	d.eventually("some lines", func() bool { return strings.Contains(c.log(t, e.Id, ""), "line 9\n") })
 	d.kill()
-	d.startAt(address)
+	d.start()
 	if err := follow.Wait(); err != nil {
 		t.Fatal(err)
 	}

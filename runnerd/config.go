@@ -1,7 +1,9 @@
 package runnerd
 
 import (
+	"errors"
 	"math"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -118,18 +120,6 @@ type Store struct {
 	MinFreeInodes uint64       `yaml:"min_free_inodes"`
 }
 
-// Sandbox says how sandboxes are made.
-type Sandbox struct {
-	// Bwrap is the bubblewrap program; empty: found in PATH.
-	Bwrap string `yaml:"bwrap"`
-	// Shim is runnerd-shim; empty: beside the daemon's own program.
-	Shim string `yaml:"shim"`
-	// RequireTier makes the daemon refuse to start on a host that gives less.
-	RequireTier string `yaml:"require_tier"`
-	// ReadOnly are host paths that every sandbox sees read-only beside the system's.
-	ReadOnly []string `yaml:"read_only"`
-}
-
 // REAPI is the remote cache for build tools; see docs/interop.md.
 type REAPI struct {
 	// Listen is where it is served; empty: not at all. Without a certificate it
@@ -156,8 +146,9 @@ func DefaultConfig() Config {
 			WorkspaceQueue: 256, UploadBytes: 64 << 30, WorkspaceBytes: 1 << 40, WorkspaceEntries: 20_000_000},
 		Store: Store{CollectEvery: config.Duration(time.Hour), KeepSnapshots: 1000, MinSnapshots: 10,
 			ScrubEvery: config.Duration(7 * 24 * time.Hour), ScrubRate: 16 << 20, MinFree: 256 << 20, MinFreeInodes: 1000},
-		Network:  Network{Default: "none", Policies: map[string]NetworkPolicy{}, UpstreamProxy: UpstreamProxy{NoProxy: []string{}}},
+		Network:  Network{Default: "none", Policies: map[string]NetworkPolicy{}, UpstreamProxy: UpstreamProxy{NoProxy: []string{}}, DenyAddresses: []netip.Prefix{}, NAT64Prefixes: []netip.Prefix{}},
 		REAPI:    REAPI{MaxBytes: 64 << 30, MaxBlobs: 1_000_000},
+		Sandbox:  defaultSandbox(),
 		KeepLogs: config.Duration(30 * 24 * time.Hour), KeepExecutions: 20_000,
 	}
 }
@@ -198,7 +189,7 @@ func (c Config) Validate() error {
 			return &config.FieldError{Field: field, Problem: "is over 9223372036854775807", Remedy: "use 0 for no limit"}
 		}
 	}
-	if err := c.Network.validate(); err != nil {
+	if err := errors.Join(c.Network.validate(), c.Sandbox.validate(c.AgentUIDs)); err != nil {
 		return err
 	}
 	return c.Log.Validate("log")

@@ -9,12 +9,15 @@ import (
 	"testing"
 
 	"skerry.internal/config"
+	"skerry.internal/sandbox"
 )
 
 func TestConfigRoundTrip(t *testing.T) {
 	want := DefaultConfig()
 	want.Name, want.Coordinators, want.Labels = "node1", []string{"https://a:1", "https://b:2"}, map[string]string{"rack": "a"}
 	want.Limits.Memory, want.Sandbox.ReadOnly = 2<<30, []string{"/data"}
+	want.Sandbox.Backends, want.Sandbox.Containerd.Image = []string{"containerd", "bubblewrap"}, "a/b:1"
+	want.Sandbox.Containerd.Rootfs = rootfsImage
 	var text bytes.Buffer
 	if err := config.Print(&text, want); err != nil {
 		t.Fatal(err)
@@ -47,7 +50,18 @@ func TestConfigIsChecked(t *testing.T) {
 		"store.collect_every":    func(c *Config) { c.Store.ScrubEvery = -1 },
 		"store.max_objects":      func(c *Config) { c.Store.MaxObjects = 1 << 63 },
 		"reapi.token_file":       func(c *Config) { c.REAPI.Listen = "127.0.0.1:0" },
-		"log.level":              func(c *Config) { c.Log.Level = "loud" },
+		"sandbox.backends":       func(c *Config) { c.Sandbox.Backends = []string{"bubblewrap", "bubblewrap"} },
+		"sandbox.require_tier":   func(c *Config) { c.Sandbox.RequireTier = "strong" },
+		"sandbox.containerd.address": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Address = []string{"containerd"}, "unix:///run/sock"
+		},
+		"sandbox.containerd.rootfs": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Rootfs = []string{"containerd"}, "other"
+		},
+		"sandbox.containerd.image": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Rootfs = []string{"containerd"}, "image"
+		},
+		"log.level": func(c *Config) { c.Log.Level = "loud" },
 	} {
 		c := DefaultConfig()
 		c.Name = "node1"
@@ -59,5 +73,18 @@ func TestConfigIsChecked(t *testing.T) {
 		if err := c.Validate(); !errors.As(err, &fe) || fe.Field != field || fe.Remedy == "" {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+}
+
+// The container's root is a uid that no agent gets.
+func TestContainersRootIsNoAgent(t *testing.T) {
+	c := DefaultConfig()
+	if c.agents() != c.AgentUIDs {
+		t.Errorf("without containerd: %+v", c.agents())
+	}
+	c.Sandbox.Backends = []string{"bubblewrap", "containerd"}
+	agents, root := c.agents(), c.sandboxConfig(sandbox.Config{}, sandbox.Containerd).Containerd.RootUID
+	if root == 0 || root < c.AgentUIDs.First || root >= c.AgentUIDs.First+c.AgentUIDs.Count || root < agents.First+agents.Count {
+		t.Errorf("agents %+v, root %d", agents, root)
 	}
 }

@@ -37,6 +37,9 @@ type Deps struct {
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer
 	Version string
+	// Step is told of each step of an execution after which the daemon may crash.
+	// It is for tests, which crash there; nil: nobody is.
+	Step func(step string)
 }
 
 // Daemon is one runner. Its owner calls Run and then Close.
@@ -102,7 +105,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 		return err
 	}
 	d.engine, err = execution.New(execution.Config{Dir: filepath.Join(cfg.DataDir, "executions"), ShimPath: launcher.shim, Slots: cfg.slots(),
-		OutputBytes: outputBytes, OutputLines: outputLines, KeepLogs: cfg.KeepLogs.D(), KeepExecutions: cfg.KeepExecutions},
+		OutputBytes: outputBytes, OutputLines: outputLines, KeepLogs: cfg.KeepLogs.D(), KeepExecutions: cfg.KeepExecutions, Step: d.deps.Step},
 		d.journal, d.workspaces, launcher, d.deps.Logger, d.deps.Metrics)
 	if err != nil {
 		return err
@@ -144,9 +147,10 @@ func (d *Daemon) serveCache(ctx context.Context) (err error) {
 func (d *Daemon) workspaceConfig() workspace.Config {
 	c := workspace.Config{MaxQueue: d.cfg.Limits.WorkspaceQueue, MaxChangedPaths: maxChangedPaths,
 		MaxFileBytes: int64(d.cfg.Limits.UploadBytes), Admit: d.keeper.Admit,
-		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}}
+		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}, Step: d.deps.Step}
 	if os.Geteuid() == 0 {
-		c.FirstUID, c.UIDs = d.cfg.AgentUIDs.First, d.cfg.AgentUIDs.Count
+		agents := d.cfg.agents()
+		c.FirstUID, c.UIDs = agents.First, agents.Count
 	}
 	return c
 }
@@ -171,7 +175,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if err := d.engine.Recover(ctx, recorded); err != nil {
 		return err
 	}
-	return d.launcher.net.Sweep()
+	return d.launcher.sweep(ctx, d.engine.Live)
 }
 
 // attach is called by the coordinator before any other call of a link. A runner
@@ -268,7 +272,7 @@ func (d *Daemon) Close() error {
 		d.engine.Close()
 	}
 	if d.launcher != nil {
-		d.launcher.net.Close()
+		errs = append(errs, d.launcher.close())
 	}
 	if d.cache != nil {
 		errs = append(errs, d.cache.Close())

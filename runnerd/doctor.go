@@ -4,24 +4,57 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"skerry.internal/sandbox"
 )
 
 // Doctor probes what sandboxes this host gives, without a daemon.
-func Doctor(ctx context.Context, cfg Config) (sandbox.Report, error) {
+// The configured backends come first, the others after them.
+func Doctor(ctx context.Context, cfg Config) (Diagnosis, error) {
+	var d Diagnosis
 	shim, err := findShim(cfg.Sandbox.Shim)
 	if err != nil {
-		return sandbox.Report{}, err
+		return d, err
 	}
 	dir, err := os.MkdirTemp("", "skerry-doctor-")
 	if err != nil {
-		return sandbox.Report{}, err
+		return d, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	report, err := sandbox.Probe(ctx, sandbox.Config{Shim: shim, StateDir: dir, Bwrap: cfg.Sandbox.Bwrap})
-	if err != nil {
-		return report, fmt.Errorf("probe: %w", err)
+	order := slices.Clone(cfg.Sandbox.Backends)
+	for _, backend := range []string{sandbox.Bubblewrap, sandbox.Containerd} {
+		if !slices.Contains(order, backend) {
+			order = append(order, backend)
+		}
 	}
-	return report, nil
+	for i, backend := range order {
+		report, err := sandbox.Probe(ctx, cfg.sandboxConfig(sandbox.Config{Shim: shim, StateDir: dir}, backend))
+		if err != nil {
+			return d, fmt.Errorf("probe %s: %w", backend, err)
+		}
+		if i == 0 {
+			d.Report = report
+		} else {
+			d.Others = append(d.Others, report)
+		}
+	}
+	return d, nil
+}
+
+// Diagnosis is the report of the backend that is tried first, and of the others.
+type Diagnosis struct {
+	sandbox.Report
+	Others []sandbox.Report `json:"others,omitempty"`
+}
+
+// String is all reports as the doctor prints them.
+func (d Diagnosis) String() string {
+	var b strings.Builder
+	b.WriteString(d.Report.String())
+	for _, r := range d.Others {
+		b.WriteString("\n" + r.String())
+	}
+	return b.String()
 }

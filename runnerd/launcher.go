@@ -28,6 +28,7 @@ type launcher struct {
 	host *sandbox.Host
 	shim string
 	net  *egress.Gateway
+	ends *ends
 }
 
 // newLauncher probes the host. A host that cannot make sandboxes at all, or not
@@ -41,33 +42,32 @@ func newLauncher(ctx context.Context, cfg Config, log *slog.Logger, reg promethe
 	if err := os.MkdirAll(state, 0o755); err != nil {
 		return nil, err
 	}
-	host, err := sandbox.Open(ctx, sandbox.Config{Shim: shim, StateDir: state, Bwrap: cfg.Sandbox.Bwrap, MountPoints: cfg.Sandbox.ReadOnly})
+	host, err := openSandbox(ctx, cfg, sandbox.Config{Shim: shim, StateDir: state}, log)
 	if err != nil {
 		return nil, err
 	}
-	report := host.Report()
-	for _, g := range report.Guarantees {
-		if !g.Available {
-			log.Warn("sandbox guarantee missing", "guarantee", g.Name, "why", g.Why, "remedy", g.Remedy)
-		}
+	l := &launcher{cfg: cfg, host: host, shim: shim, ends: newEnds(host.End, log)}
+	if l.net, err = openGateway(cfg, log, reg); err != nil {
+		return nil, errors.Join(err, l.close())
 	}
-	required := sandbox.Tier(cfg.Sandbox.RequireTier)
-	if required == "" {
-		required = sandbox.TierBase
+	return l, nil
+}
+
+// close leaves all sandboxes as they are.
+func (l *launcher) close() error {
+	if l.net != nil {
+		l.net.Close()
 	}
-	if !report.Tier.AtLeast(required) {
-		return nil, fmt.Errorf("this host's sandbox tier is %s, but %s is required (sandbox.require_tier):\n%s", report.Tier, required, report)
-	}
-	log.Info("sandbox", "tier", report.Tier)
+	l.ends.close()
+	return l.host.Close()
+}
+
+func openGateway(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*egress.Gateway, error) {
 	network, err := cfg.Network.gateway(filepath.Join(cfg.DataDir, "egress"), sandbox.EgressSocket, cfg.Name)
 	if err != nil {
 		return nil, err
 	}
-	gateway, err := egress.New(network, log, reg)
-	if err != nil {
-		return nil, err
-	}
-	return &launcher{cfg: cfg, host: host, shim: shim, net: gateway}, nil
+	return egress.New(network, log, reg)
 }
 
 // networks is what calls may choose from.
@@ -103,8 +103,12 @@ func (l *launcher) atLeast(tier string) bool {
 	return l.host.Report().Tier.AtLeast(sandbox.Tier(tier))
 }
 
-// Spec implements execution.Launcher.
-func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, launch execution.Launch) (supervisor.Spec, error) {
+// Backend implements execution.Launcher.
+func (l *launcher) Backend() string { return l.host.Backend() }
+
+// policy is what an execution may see and use. Its way to the gateway is made
+// once and found again when asked for again.
+func (l *launcher) policy(id string, w *workspace.Workspace, launch execution.Launch) (sandbox.Policy, error) {
 	limits := l.cfg.Limits
 	policy := sandbox.Policy{
 		Workspace: w.Tree(),
@@ -123,7 +127,14 @@ func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, la
 	if w.UID >= 0 {
 		policy.HostUID, policy.HostGID = uint32(w.UID), uint32(w.GID)
 	}
-	if err := l.openNetwork(id, w, launch, &policy); err != nil {
+	return policy, l.openNetwork(id, w, launch, &policy)
+}
+
+// Spec implements execution.Launcher.
+func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, launch execution.Launch) (supervisor.Spec, error) {
+	limits := l.cfg.Limits
+	policy, err := l.policy(id, w, launch)
+	if err != nil {
 		return supervisor.Spec{}, err
 	}
 	spec, err := l.host.Command(id, policy)
@@ -145,6 +156,9 @@ func (l *launcher) openNetwork(id string, w *workspace.Workspace, launch executi
 		return &execution.RefusedError{Detail: fmt.Sprintf("the network policy %q is no longer in the runner's configuration", launch.Network)}
 	}
 	policy.Network, policy.Egress = sandbox.NetworkAllowlist, dir
+	for _, s := range l.cfg.Network.Policies[launch.Network].Secrets {
+		policy.Secrets = append(policy.Secrets, sandbox.Secret{Path: s.ValueFile, Env: s.Env, File: s.File})
+	}
 	return err
 }
 
@@ -156,8 +170,34 @@ func (l *launcher) Resume(id string, w *workspace.Workspace, launch execution.La
 	return l.net.Resume(id, launch.Network, gateGroup(w))
 }
 
+// Begin implements execution.Launcher.
+func (l *launcher) Begin(ctx context.Context, id string, w *workspace.Workspace, launch execution.Launch, h *supervisor.Handle, found bool) error {
+	if !h.Connects() {
+		return nil
+	}
+	policy, err := l.policy(id, w, launch)
+	if err != nil {
+		_, aborted := h.Abort(ctx, err.Error())
+		return errors.Join(err, aborted)
+	}
+	if found {
+		return l.host.Resume(ctx, id, h, policy)
+	}
+	return l.host.Begin(ctx, id, h, policy)
+}
+
 // Release implements execution.Launcher.
-func (l *launcher) Release(id string) { l.net.Release(id) }
+func (l *launcher) Release(id string) {
+	l.net.Release(id)
+	if l.host.Backend() != sandbox.Bubblewrap {
+		l.ends.add(id)
+	}
+}
+
+// sweep removes what a daemon that was killed left of executions that are no more.
+func (l *launcher) sweep(ctx context.Context, live func(id string) bool) error {
+	return errors.Join(l.host.Sweep(ctx, live), l.net.Sweep())
+}
 
 func networked(launch execution.Launch) bool {
 	return launch.Network != "" && launch.Network != skerryv1.NetworkNone

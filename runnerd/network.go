@@ -3,6 +3,7 @@ package runnerd
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -22,6 +23,11 @@ type Network struct {
 	Policies map[string]NetworkPolicy `yaml:"policies"`
 	// UpstreamProxy is the site's own proxy, if servers can be reached by it only.
 	UpstreamProxy UpstreamProxy `yaml:"upstream_proxy"`
+	// DenyAddresses are prefixes that no name may lead to, though their addresses
+	// are public: floating addresses of this host, the site's own networks.
+	DenyAddresses []netip.Prefix `yaml:"deny_addresses"`
+	// NAT64Prefixes are the site's own, beside 64:ff9b::/96 and 64:ff9b:1::/48.
+	NAT64Prefixes []netip.Prefix `yaml:"nat64_prefixes"`
 }
 
 // NetworkPolicy is an allowlist with its limits, which hold for each execution.
@@ -40,6 +46,10 @@ type NetworkPolicy struct {
 	// IdleTimeout of a connection; 0: 5m. MaxDuration of one; 0: 12h.
 	IdleTimeout config.Duration `yaml:"idle_timeout"`
 	MaxDuration config.Duration `yaml:"max_duration"`
+	// Headers that the gateway adds to plain http requests.
+	Headers []AddedHeader `yaml:"headers"`
+	// Secrets that commands under the policy get, at most 16.
+	Secrets []GivenSecret `yaml:"secrets"`
 }
 
 // UpstreamProxy leads all requests that policies allow through another proxy.
@@ -74,6 +84,11 @@ func (n Network) validate() error {
 		return &config.FieldError{Field: "network.default", Problem: fmt.Sprintf("%q is neither \"none\" nor a public policy", n.Default),
 			Remedy: "use none, or mark the policy public: calls that name no policy get it whatever their token says"}
 	}
+	for i, p := range n.NAT64Prefixes {
+		if err := egress.CheckNAT64(p); err != nil {
+			return &config.FieldError{Field: fmt.Sprintf("network.nat64_prefixes[%d]", i), Problem: err.Error(), Remedy: "give the prefix of the site's DNS64, such as 2001:db8:64::/96"}
+		}
+	}
 	return n.UpstreamProxy.validate()
 }
 
@@ -97,7 +112,7 @@ func (p NetworkPolicy) validate(name string) error {
 				Remedy: "use a form such as pypi.example, pypi.example:443, *.example.org or 10.0.0.7:8443"}
 		}
 	}
-	return nil
+	return p.validateCredentials(field)
 }
 
 func (u UpstreamProxy) validate() error {
@@ -120,7 +135,8 @@ func (u UpstreamProxy) validate() error {
 
 // gateway is the egress gateway's configuration.
 func (n Network) gateway(dir, socket, runner string) (egress.Config, error) {
-	c := egress.Config{Dir: dir, SocketName: socket, Runner: runner, MaxConnections: n.MaxConnections, Policies: map[string]*egress.Policy{}}
+	c := egress.Config{Dir: dir, SocketName: socket, Runner: runner, MaxConnections: n.MaxConnections, Policies: map[string]*egress.Policy{},
+		Site: egress.Site{Deny: n.DenyAddresses, NAT64: n.NAT64Prefixes}}
 	for name, p := range n.Policies {
 		policy := &egress.Policy{MaxConnections: p.MaxConnections, IdleTimeout: p.IdleTimeout.D(), MaxDuration: p.MaxDuration.D(),
 			MaxBytesDown: orDefault(p.MaxBytesDown, defaultBytesDown), MaxBytesUp: orDefault(p.MaxBytesUp, defaultBytesUp)}
@@ -130,6 +146,13 @@ func (n Network) gateway(dir, socket, runner string) (egress.Config, error) {
 				return c, fmt.Errorf("network.policies.%s: %w", name, err)
 			}
 			policy.Allow = append(policy.Allow, r)
+		}
+		for _, h := range p.Headers {
+			r, err := egress.ParseRule(h.Host)
+			if err != nil {
+				return c, fmt.Errorf("network.policies.%s: %w", name, err)
+			}
+			policy.Headers = append(policy.Headers, egress.Header{Rule: r, Name: h.Name, Prefix: h.Prefix, File: h.ValueFile})
 		}
 		c.Policies[name] = policy
 	}

@@ -53,13 +53,14 @@ func listenAt(t *testing.T, dir string, serve func(net.Conn)) net.Listener {
 // The only way out is the port on loopback, and what goes in there comes out
 // at the gateway, both ways, with both ends of the stream.
 func TestAllowlistLeadsToTheGateway(t *testing.T) {
-	w := newWorld(t, nil)
-	w.policy.Network = NetworkAllowlist
-	w.policy.Egress = gateway(t, func(c net.Conn) {
-		b, _ := io.ReadAll(c) // until the client's end
-		_, _ = c.Write([]byte(strings.ToUpper(string(b))))
-	})
-	r := w.run(t, "python3", "-c", `
+	perBackend(t, func(t *testing.T, open opener) {
+		w := open(t, nil)
+		w.policy.Network = NetworkAllowlist
+		w.policy.Egress = gateway(t, func(c net.Conn) {
+			b, _ := io.ReadAll(c) // until the client's end
+			_, _ = c.Write([]byte(strings.ToUpper(string(b))))
+		})
+		r := w.run(t, "python3", "-c", `
 import os, socket
 for i in range(50):
     s = socket.create_connection(("127.0.0.1", 3128))
@@ -78,52 +79,56 @@ except OSError as e: print("host's loopback", e.errno)
 try: os.unlink("/.skerry/net/gateway.sock")
 except OSError as e: print("socket", e.errno)
 `)
-	if want := "http://127.0.0.1:3128 localhost,127.0.0.1,::1 1\nhost's loopback 111\nsocket 30\n"; r.stdout != want {
-		t.Errorf("stdout %q, stderr %q (%+v)", r.stdout, r.stderr, r.Exit)
-	}
+		if want := "http://127.0.0.1:3128 localhost,127.0.0.1,::1 1\nhost's loopback 111\nsocket 30\n"; r.stdout != want {
+			t.Errorf("stdout %q, stderr %q (%+v)", r.stdout, r.stderr, r.Exit)
+		}
+	})
 }
 
 // A gateway that is away for a moment is waited for, by new connections.
 func TestAllowlistGatewayComesBack(t *testing.T) {
-	w := newWorld(t, nil)
-	dir := filepath.Join(t.TempDir(), "net")
-	if err := os.Mkdir(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	w.policy.Network, w.policy.Egress = NetworkAllowlist, dir
-	started := filepath.Join(w.workspace, "started")
-	go func() {
-		for {
-			if _, err := os.Stat(started); err == nil || t.Context().Err() != nil {
-				break
+	perBackend(t, func(t *testing.T, open opener) {
+		w := open(t, nil)
+		dir := filepath.Join(t.TempDir(), "net")
+		if err := os.Mkdir(dir, 0o711); err != nil {
+			t.Fatal(err)
+		}
+		w.policy.Network, w.policy.Egress = NetworkAllowlist, dir
+		started := filepath.Join(w.workspace, "started")
+		go func() {
+			for {
+				if _, err := os.Stat(started); err == nil || t.Context().Err() != nil {
+					break
+				}
+				time.Sleep(time.Millisecond)
 			}
-			time.Sleep(time.Millisecond)
+			l, err := net.Listen("unix", filepath.Join(dir, EgressSocket))
+			if err != nil {
+				return
+			}
+			_ = os.Chmod(filepath.Join(dir, EgressSocket), 0o666)
+			c, err := l.Accept()
+			if err == nil {
+				_, _ = c.Write([]byte("back\n"))
+				c.Close()
+			}
+			l.Close()
+		}()
+		r := w.shell(t, "touch started; exec 3<>/dev/tcp/127.0.0.1/3128; cat <&3")
+		if r.stdout != "back\n" {
+			t.Errorf("stdout %q, stderr %q (%+v)", r.stdout, r.stderr, r.Exit)
 		}
-		l, err := net.Listen("unix", filepath.Join(dir, EgressSocket))
-		if err != nil {
-			return
-		}
-		_ = os.Chmod(filepath.Join(dir, EgressSocket), 0o666)
-		c, err := l.Accept()
-		if err == nil {
-			_, _ = c.Write([]byte("back\n"))
-			c.Close()
-		}
-		l.Close()
-	}()
-	r := w.shell(t, "touch started; exec 3<>/dev/tcp/127.0.0.1/3128; cat <&3")
-	if r.stdout != "back\n" {
-		t.Errorf("stdout %q, stderr %q (%+v)", r.stdout, r.stderr, r.Exit)
-	}
+	})
 }
 
 // A flood of connections is held back by pid 1 and does not keep the command
 // from its exact end.
 func TestAllowlistFlood(t *testing.T) {
-	w := newWorld(t, nil)
-	w.policy.Network = NetworkAllowlist
-	w.policy.Egress = gateway(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
-	r := w.run(t, "python3", "-c", `
+	perBackend(t, func(t *testing.T, open opener) {
+		w := open(t, nil)
+		w.policy.Network = NetworkAllowlist
+		w.policy.Egress = gateway(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+		r := w.run(t, "python3", "-c", `
 import socket, sys
 kept = []
 for i in range(2000):
@@ -133,9 +138,10 @@ for i in range(2000):
     kept.append(s)
 print(len(kept)); sys.exit(5)
 `)
-	if r.stdout != "2000\n" || r.Kind != supervisor.KindExited || *r.Code != 5 {
-		t.Errorf("stdout %q, stderr %q (%+v)", r.stdout, r.stderr, r.Exit)
-	}
+		if r.stdout != "2000\n" || r.Kind != supervisor.KindExited || *r.Code != 5 {
+			t.Errorf("stdout %q, stderr %q (%+v)", r.stdout, r.stderr, r.Exit)
+		}
+	})
 }
 
 func TestEgressGoesWithAllowlistAlone(t *testing.T) {

@@ -1,5 +1,7 @@
 package sandbox
 
+import "strings"
+
 // publicEtc are entries of the host's /etc that tools need and that say nothing
 // about the host's users, network or secrets.
 var publicEtc = []string{
@@ -41,4 +43,21 @@ services: files
 	"/etc/resolv.conf": "# no resolver: this sandbox has no network\n",
 	"/etc/hostname":    "skerry\n",
 	"/etc/shells":      "/bin/sh\n/bin/bash\n",
+}
+
+// imageFiles replace an image's own: they name nothing but the sandbox.
+func imageFiles() map[string]string {
+	files := map[string]string{}
+	for _, name := range []string{"/etc/hosts", "/etc/resolv.conf", "/etc/hostname"} {
+		files[name] = strings.TrimLeft(generatedEtc[name], "\n")
+	}
+	return files
+}
+
+// imageUsers are added to an image's own users and groups.
+func imageUsers() map[string]string {
+	return map[string]string{
+		"/etc/passwd": "agent:x:1000:1000:agent:/home/agent:/bin/bash\n",
+		"/etc/group":  "agent:x:1000:\n",
+	}
 }

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"skerry.internal/sandbox/bubblewrap"
 	"skerry.internal/sandbox/cgroup"
 	"skerry.internal/sandbox/supervisor"
 )
@@ -32,6 +31,10 @@ type Config struct {
 	// MountPoints are further targets for Policy.ReadOnly.
 	MountPoints []string
 
+	// Backend is Bubblewrap, the default, or Containerd.
+	Backend    string
+	Containerd ContainerdConfig
+
 	sysctls string // for tests; "/proc/sys"
 }
 
@@ -45,7 +48,7 @@ type Host struct {
 	system  System
 	rootfs  string
 	layout  cgroup.Layout
-	backend *bubblewrap.Backend
+	backend backend // nil where none works
 	// processesByRlimit: the kernel counts processes by user name space (since
 	// Linux 5.14), so that RLIMIT_NPROC holds for exactly one sandbox.
 	processesByRlimit bool
@@ -61,7 +64,8 @@ func Open(ctx context.Context, config Config) (*Host, error) {
 	orDefault(&config.ProbeUID, uint32(defaultProbeID))
 	orDefault(&config.ProbeGID, config.ProbeUID)
 	orDefault(&config.sysctls, "/proc/sys")
-	h := &Host{config: config}
+	orDefault(&config.Backend, Bubblewrap)
+	h := &Host{config: config, report: Report{Backend: config.Backend}}
 	h.processesByRlimit = kernelAtLeast(5, 14)
 	var err error
 	if h.system, err = DetectSystem(); err != nil {
@@ -77,7 +81,7 @@ func Open(ctx context.Context, config Config) (*Host, error) {
 	}
 	p := &prober{config: config, host: h}
 	if err := p.run(ctx); err != nil {
-		return nil, fmt.Errorf("probe sandbox: %w", err)
+		return nil, errors.Join(fmt.Errorf("probe sandbox: %w", err), h.Close())
 	}
 	return h, nil
 }
@@ -88,7 +92,15 @@ func Probe(ctx context.Context, config Config) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	return h.Report(), nil
+	return h.Report(), h.Close()
+}
+
+// Close lets go of what the host holds. Sandboxes go on.
+func (h *Host) Close() error {
+	if h.backend == nil {
+		return nil
+	}
+	return h.backend.Close()
 }
 
 // Report says what was found when the host was opened.
@@ -104,25 +116,30 @@ func (h *Host) Command(id string, p Policy) (supervisor.Spec, error) {
 	if err := checkID(id); err != nil {
 		return supervisor.Spec{}, err
 	}
-	if err := h.report.Require(needed...); err != nil {
+	if err := h.report.Require(needed(h.config.Backend)...); err != nil {
 		return supervisor.Spec{}, err
 	}
 	return h.command(id, p)
 }
 
-func (h *Host) command(id string, p Policy) (supervisor.Spec, error) {
+// document is the policy's, with what the host decides.
+func (h *Host) document(p Policy) (*specs.Spec, error) {
 	p.Rootfs, p.System, p.Init = h.rootfs, h.system.Dirs, h.config.Shim
 	p.CgroupNamespace = h.report.has(CgroupNamespace)
-	doc, err := p.Spec()
+	return p.Spec()
+}
+
+func (h *Host) command(id string, p Policy) (supervisor.Spec, error) {
+	doc, err := h.document(p)
 	if err != nil {
 		return supervisor.Spec{}, err
 	}
-	spec, err := h.backend.Command(doc, os.Getuid())
+	spec, err := h.backend.Command(doc)
 	if err != nil {
 		return supervisor.Spec{}, err
 	}
 	spec.ID = id
-	spec.Forward = p.forward()
+	spec.Forward, spec.Secrets = p.forward(), p.secrets()
 	limits := cgroup.Limits{MemoryBytes: int64(spec.Limits.MemoryBytes), CPUs: spec.Limits.CPUs}
 	// Entering a group can take 10 ms: none for what a resource limit does too.
 	if !h.processesByRlimit {

@@ -1,11 +1,12 @@
 package sandbox
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 
 // The same as an ordinary user, whose agents share its uid.
 func TestAsOrdinaryUser(t *testing.T) {
-	sandboxtest.AsOrdinaryUser(t, shimBinary, "I7Sealed|SystemCalls|F15|F16|F21|F22|Granted|Probe|ProcessLimit|OldBwrap|NeverRoot|Rootfs|Allowlist")
+	sandboxtest.AsOrdinaryUser(t, shimBinary, "Conformance|I7Sealed|I7Escape|SystemCalls|F15|F16|F21|F22|Granted|Probe|ProcessLimit|OldBwrap|NeverRoot|Rootfs|Allowlist")
 }
 
 const (
@@ -48,6 +49,11 @@ func openHost(t testing.TB, change func(*Config)) *Host {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return h
 }
 
@@ -60,12 +66,16 @@ func privateDir(t testing.TB) string {
 	return dir
 }
 
+// executions numbers those of all worlds: ids are names on the host.
+var executions atomic.Int32
+
 // world is a host and what an execution on it needs.
 type world struct {
 	host      *Host
 	workspace string
 	policy    Policy
-	n         int
+	// containerd is the one that makes the sandboxes, nil for bubblewrap.
+	containerd *sandboxtest.Containerd
 }
 
 func newWorld(t testing.TB, change func(*Config)) *world {
@@ -94,33 +104,7 @@ func (w *world) run(t testing.TB, args ...string) result {
 	t.Helper()
 	policy := w.policy
 	policy.Args = args
-	w.n++
-	id := fmt.Sprintf("ex_%d_%d", os.Getpid(), w.n)
-	spec, err := w.host.Command(id, policy)
-	if err != nil {
-		t.Fatal(err)
-	}
-	spec.Timeout = 30 * time.Second
-	spec.Grace, spec.Drain = 300*time.Millisecond, 300*time.Millisecond
-	dir := filepath.Join(privateDir(t), "exec")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	h, err := supervisor.Start(ctx, shimBinary, dir, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	exit, err := h.Wait(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, errs, err := supervisor.Summary(dir, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return result{exit, string(out.Head) + string(out.Tail), string(errs.Head) + string(errs.Tail)}
+	return w.begin(t, policy, nil).end(t)
 }
 
 func (w *world) shell(t testing.TB, script string) result {
@@ -128,15 +112,21 @@ func (w *world) shell(t testing.TB, script string) result {
 	return w.run(t, "bash", "-c", script)
 }
 
-func benchmarkHost(b *testing.B, change func(*Config), prepare func(*Policy)) {
-	w := newWorld(b, change)
+func benchmarkHost(b *testing.B, open opener, change func(*Config), prepare func(*Policy)) {
+	w := open(b, change)
 	w.policy.Args = []string{"true"}
 	if prepare != nil {
 		prepare(&w.policy)
 	}
 	base := privateDir(b)
 	defer reportCPU(b)()
+	var spent []time.Duration
+	defer func() {
+		slices.Sort(spent)
+		b.ReportMetric(float64(spent[len(spent)/2].Microseconds())/1000, "p50-ms")
+	}()
 	for i := 0; b.Loop(); i++ {
+		began := time.Now()
 		spec, err := w.host.Command(fmt.Sprintf("ex_%d_%d", os.Getpid(), i), w.policy)
 		if err != nil {
 			b.Fatal(err)
@@ -149,9 +139,16 @@ func benchmarkHost(b *testing.B, change func(*Config), prepare func(*Policy)) {
 		if err != nil {
 			b.Fatal(err)
 		}
+		if err := w.host.Begin(b.Context(), spec.ID, h, w.policy); err != nil {
+			b.Fatal(err)
+		}
 		exit, err := h.Wait(b.Context())
 		if err != nil || exit.Kind != supervisor.KindExited {
 			b.Fatalf("%+v, %v", exit, err)
+		}
+		spent = append(spent, time.Since(began))
+		if err := w.host.End(b.Context(), spec.ID); err != nil {
+			b.Fatal(err)
 		}
 	}
 }
@@ -172,9 +169,12 @@ func reportCPU(b *testing.B) func() {
 
 // The complete sandbox, supervised, from policy to durable verdict.
 func BenchmarkExecution(b *testing.B) {
-	b.Run("rlimits", func(b *testing.B) { benchmarkHost(b, func(c *Config) { c.NoCgroups = true }, nil) })
+	b.Run("rlimits", func(b *testing.B) { benchmarkHost(b, newWorld, func(c *Config) { c.NoCgroups = true }, nil) })
 	b.Run("cgroups", func(b *testing.B) {
-		benchmarkHost(b, nil, func(p *Policy) { p.Limits = Limits{CPUs: 2, MemoryBytes: 1 << 30} })
+		benchmarkHost(b, newWorld, nil, func(p *Policy) { p.Limits = Limits{CPUs: 2, MemoryBytes: 1 << 30} })
+	})
+	b.Run("containerd", func(b *testing.B) {
+		benchmarkHost(b, onContainerd(sandboxtest.StartContainerd(b)), func(c *Config) { c.NoCgroups = true }, nil)
 	})
 	b.Run("raw bwrap", func(b *testing.B) {
 		sandboxtest.RequireBwrap(b)

@@ -19,6 +19,8 @@ const (
 	// EgressDir is where Policy.Egress is seen; it has the gateway's EgressSocket.
 	EgressDir    = "/.skerry/net"
 	EgressSocket = "gateway.sock"
+	// ControlDir is where pid 1 finds its supervisor if that did not start it.
+	ControlDir = "/.skerry/control"
 	// ProxyPort on 127.0.0.1 is where pid 1 leads to the gateway.
 	ProxyPort = 3128
 )
@@ -94,9 +96,23 @@ type Policy struct {
 	HostUID uint32
 	HostGID uint32
 
+	// Secrets that the command gets; their values are nowhere in the spec.
+	Secrets []Secret
+
 	Limits Limits
 	// CgroupNamespace hides the host's control group paths.
 	CgroupNamespace bool
+}
+
+// SecretDir is where secrets in files are seen.
+const SecretDir = "/run/secrets"
+
+// Secret is a value of the operator's, in the host file Path, that the command
+// gets in the variable Env or in the file of that name in SecretDir.
+type Secret struct {
+	Path string
+	Env  string
+	File string
 }
 
 // Bind is one host path seen at Target.
@@ -166,7 +182,16 @@ func (p Policy) validate() error {
 	if p.Limits.CPUs < 0 || p.Limits.MemoryBytes < 0 || p.Limits.MaxProcs < 0 || p.TmpBytes < 0 || p.ShmBytes < 0 || p.HomeBytes < 0 {
 		return &PolicyError{"Limits", "sizes and limits must not be negative", nil}
 	}
-	return errors.Join(p.validatePaths(), p.validateText())
+	return errors.Join(p.validatePaths(), p.validateText(), p.validateSecrets())
+}
+
+func (p Policy) validateSecrets() error {
+	for _, s := range p.Secrets {
+		if s.File != "" && (path.Base(s.File) != s.File || s.File == "." || s.File == "..") {
+			return &PolicyError{"Secrets", fmt.Sprintf("%q is not the name of one file", s.File), nil}
+		}
+	}
+	return nil
 }
 
 func (p Policy) validatePaths() error {

@@ -14,6 +14,7 @@ import (
 
 	"skerry.internal/sandbox/bubblewrap"
 	"skerry.internal/sandbox/cgroup"
+	"skerry.internal/sandbox/containerd"
 )
 
 // probeTimeout bounds each single sandbox that is tried.
@@ -27,9 +28,14 @@ type prober struct {
 	config Config
 	host   *Host
 	bwrap  string
+	// notMade is why the backend could not make the last sandbox, if it knows.
+	notMade *containerd.UnavailableError
 }
 
 func (p *prober) run(ctx context.Context) error {
+	if p.config.Backend == Containerd {
+		return p.runContainerd(ctx)
+	}
 	if !p.findBwrap(ctx) || !p.tryUserns(ctx) || !p.tryProc(ctx) {
 		p.host.report.Tier = TierNone
 		return ctx.Err()
@@ -37,15 +43,15 @@ func (p *prober) run(ctx context.Context) error {
 	disable := p.tryOption(ctx, "--disable-userns")
 	p.add(Guarantee{Name: CgroupNamespace, Available: p.tryOption(ctx, "--unshare-cgroup"), Remedy: "a kernel with CONFIG_CGROUPS and cgroup name spaces"})
 	p.cgroups()
-	p.host.backend = bubblewrap.New(bubblewrap.Config{
+	p.host.backend = bwrapBackend{bubblewrap.New(bubblewrap.Config{
 		Path:          p.bwrap,
 		BindFD:        p.host.report.has(BindByFD),
 		DisableUserns: disable,
 		Init:          InitPath,
 		SystemDirs:    p.host.system.Dirs,
 		StageDirs:     stageDirs,
-	})
-	if err := p.tryComplete(ctx, disable); err != nil {
+	})}
+	if err := p.tryComplete(ctx, choose(disable, "by bubblewrap and seccomp", "by seccomp")); err != nil {
 		return err
 	}
 	p.host.report.Tier = p.host.report.tier()

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -26,7 +27,7 @@ if unshare -U true 2>/dev/null; then echo "nested yes"; else echo "nested no"; f
 
 // tryComplete runs the script as an execution like any other and judges what it
 // saw.
-func (p *prober) tryComplete(ctx context.Context, disabledUserns bool) error {
+func (p *prober) tryComplete(ctx context.Context, nested string) error {
 	seen, failure, err := p.look(ctx, probeScript, false)
 	if err != nil {
 		return err
@@ -49,7 +50,7 @@ func (p *prober) tryComplete(ctx context.Context, disabledUserns bool) error {
 	}
 	judge(Seccomp, has("Seccomp: 2") && has("NoNewPrivs: 1") && has("CapEff: 0000000000000000") && has("CapBnd: 0000000000000000"), "")
 	judge(NetworkNoneG, onlyLoopback(seen), "")
-	judge(NestedUserns, has("nested no"), choose(disabledUserns, "by bubblewrap and seccomp", "by seccomp"))
+	judge(NestedUserns, has("nested no"), nested)
 	return p.tryEgress(ctx)
 }
 
@@ -155,12 +156,13 @@ func (p *prober) look(ctx context.Context, script string, egress bool) (seen []s
 			return nil, "", err
 		}
 	}
-	spec, err := p.host.command(filepath.Base(dir)[1:], policy)
+	id := filepath.Base(dir)[1:]
+	spec, err := p.host.command(id, policy)
 	if err != nil {
 		return nil, "", err
 	}
 	spec.Timeout = probeTimeout
-	exit, err := p.supervise(ctx, exec, spec)
+	exit, err := p.supervise(ctx, exec, spec, policy)
 	if err != nil {
 		return nil, "", err
 	}
@@ -172,12 +174,14 @@ func (p *prober) look(ctx context.Context, script string, egress bool) (seen []s
 }
 
 // supervise runs spec to its end; when ctx ends before, so does the execution.
-func (p *prober) supervise(ctx context.Context, dir string, spec supervisor.Spec) (supervisor.Exit, error) {
+func (p *prober) supervise(ctx context.Context, dir string, spec supervisor.Spec, policy Policy) (supervisor.Exit, error) {
 	h, err := supervisor.Start(ctx, p.config.Shim, dir, spec)
 	if err != nil {
 		return supervisor.Exit{}, err
 	}
+	_ = errors.As(p.host.Begin(ctx, spec.ID, h, policy), &p.notMade) // the verdict has other causes
 	exit, err := h.Wait(ctx)
+	defer func() { _ = p.host.End(context.WithoutCancel(ctx), spec.ID) }()
 	if err != nil && ctx.Err() != nil {
 		late := context.WithoutCancel(ctx)
 		_ = h.Cancel(late, "the probe was called off")

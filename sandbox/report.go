@@ -21,6 +21,9 @@ import (
 //	bwrap-userns+seccomp+cgroup+uid
 //	                              and each agent has a host uid of its own
 //
+// With containerd the names begin with containerd- and mean the same: the tiers
+// of both that have the same guarantees are equally strong.
+//
 // The tier is part of every execution's record.
 type Tier string
 
@@ -34,15 +37,35 @@ const (
 
 var tiers = []Tier{TierNone, TierBase, TierCgroup, TierUID}
 
-// AtLeast reports whether t is at least as strong as other. An unknown tier is
-// weaker than any.
-func (t Tier) AtLeast(other Tier) bool {
-	return slices.Index(tiers, t) >= slices.Index(tiers, other) && slices.Contains(tiers, other)
+const (
+	bwrapPrefix      = "bwrap-"
+	containerdPrefix = "containerd-"
+)
+
+// rank is the tier's place, -1 for an unknown one.
+func (t Tier) rank() int {
+	if rest, ok := strings.CutPrefix(string(t), containerdPrefix); ok {
+		t = Tier(bwrapPrefix + rest)
+	}
+	return slices.Index(tiers, t)
 }
+
+// of gives the tier's name with the given backend.
+func (t Tier) of(backend string) Tier {
+	if rest, ok := strings.CutPrefix(string(t), bwrapPrefix); ok && backend == Containerd {
+		return Tier(containerdPrefix + rest)
+	}
+	return t
+}
+
+// AtLeast reports whether t is at least as strong as other, whichever backends
+// they name. An unknown tier is weaker than any.
+func (t Tier) AtLeast(other Tier) bool { return t.rank() >= other.rank() && other.rank() >= 0 }
 
 // Names of guarantees, as Require takes them.
 const (
 	Bubblewrap      = "bubblewrap"
+	Containerd      = "containerd"
 	UserNamespaces  = "user-namespaces"
 	ProcMount       = "proc-mount"
 	Seccomp         = "seccomp"
@@ -58,7 +81,13 @@ const (
 )
 
 // needed are the guarantees without which nothing runs.
-var needed = []string{Bubblewrap, UserNamespaces, ProcMount, Seccomp, NetworkNoneG, NestedUserns}
+func needed(backend string) []string {
+	common := []string{backend, Seccomp, NetworkNoneG, NestedUserns}
+	if backend == Bubblewrap {
+		return append(common, UserNamespaces, ProcMount)
+	}
+	return common
+}
 
 // Guarantee is one property of this host's sandboxes, as probed.
 type Guarantee struct {
@@ -72,6 +101,8 @@ type Guarantee struct {
 
 // Report is what Probe found.
 type Report struct {
+	// Backend that was probed: Bubblewrap or Containerd.
+	Backend    string      `json:"backend"`
 	Tier       Tier        `json:"tier"`
 	Guarantees []Guarantee `json:"guarantees"`
 }
@@ -115,9 +146,11 @@ func (r Report) has(name string) bool {
 }
 
 // tier derives the tier from the guarantees.
-func (r Report) tier() Tier {
+func (r Report) tier() Tier { return r.strength().of(r.Backend) }
+
+func (r Report) strength() Tier {
 	switch {
-	case r.Require(needed...) != nil:
+	case r.Require(needed(r.Backend)...) != nil:
 		return TierNone
 	case !r.has(MemoryLimit) || !r.has(ProcessLimit) || !r.has(CPULimit):
 		return TierBase
@@ -130,7 +163,7 @@ func (r Report) tier() Tier {
 // String is the report as the doctor prints it.
 func (r Report) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "tier: %s\n", r.Tier)
+	fmt.Fprintf(&b, "backend: %s\ntier: %s\n", r.Backend, r.Tier)
 	for _, g := range r.Guarantees {
 		mark := "ok     "
 		if !g.Available {

@@ -80,7 +80,7 @@ type rootfsBuilder struct {
 }
 
 func (b *rootfsBuilder) build(system System, mountPoints []string) error {
-	dirs := []string{"/proc", "/dev", "/tmp", "/run", HomeDir, WorkspaceDir, EnvDir, EgressDir, "/etc", "/var"}
+	dirs := []string{"/proc", "/dev", "/tmp", "/run", HomeDir, WorkspaceDir, EnvDir, EgressDir, ControlDir, "/etc", "/var"}
 	dirs = append(append(dirs, system.Dirs...), mountPoints...)
 	for _, dir := range dirs {
 		if err := b.mkdir(dir); err != nil {

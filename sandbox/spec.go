@@ -108,6 +108,19 @@ func (p Policy) forward() *supervisor.Forward {
 	return &supervisor.Forward{Port: ProxyPort, Socket: EgressDir + "/" + EgressSocket}
 }
 
+// secrets is what pid 1 must hand to the command.
+func (p Policy) secrets() []supervisor.Secret {
+	var out []supervisor.Secret
+	for _, s := range p.Secrets {
+		secret := supervisor.Secret{Path: s.Path, Env: s.Env}
+		if s.File != "" {
+			secret.File = SecretDir + "/" + s.File
+		}
+		out = append(out, secret)
+	}
+	return out
+}
+
 func (p Policy) rlimits() []specs.POSIXRlimit {
 	limits := []specs.POSIXRlimit{{Type: "RLIMIT_CORE"}}
 	if n := p.Limits.FileSize; n > 0 {

@@ -105,7 +105,7 @@ func (a *app) printExecution(e *skerryv1.Execution) error {
 	t := e.GetTimes()
 	rows := [][]string{
 		{"id", e.Id}, {"state", e.State}, {"verdict", verdictText(e)}, {"detail", orDash(e.GetVerdict().GetDetail())},
-		{"command", commandText(e.Command)}, {"agent", e.Agent}, {"runner", e.Runner}, {"workspace", e.Workspace}, {"tier", e.Tier},
+		{"command", commandText(e.Command)}, {"agent", e.Agent}, {"runner", e.Runner}, {"workspace", e.Workspace}, {"tier", e.Tier}, {"backend", e.Backend},
 		{"accepted", stamp(t.GetAccepted())}, {"started", stamp(t.GetStarted())}, {"ended", stamp(t.GetEnded())},
 		{"snapshot", orDash(e.GetSnapshot().GetDigest())}, {"parent", orDash(e.GetSnapshot().GetParent())},
 		{"changes", fmt.Sprintf("%d created, %d modified, %d deleted", e.GetChanges().GetCreatedCount(), e.GetChanges().GetModifiedCount(), e.GetChanges().GetDeletedCount())},

@@ -158,7 +158,7 @@ func executionList(page *skerryv1.ListExecutionsResponse, state string) (*result
 
 // summary is an execution without what can be long.
 func summary(e *skerryv1.Execution) *skerryv1.Execution {
-	b := &skerryv1.Execution{Id: e.Id, Agent: e.Agent, Runner: e.Runner, Workspace: e.Workspace, State: e.State, Tier: e.Tier,
+	b := &skerryv1.Execution{Id: e.Id, Agent: e.Agent, Runner: e.Runner, Workspace: e.Workspace, State: e.State, Tier: e.Tier, Backend: e.Backend,
 		Verdict: e.Verdict, Times: e.Times, Command: e.Command, IdempotencyKey: e.IdempotencyKey, QueuePosition: e.QueuePosition,
 		Epoch: e.Epoch, Problem: clipText(e.Problem, 200)}
 	boundCommand(b.Command, 100)

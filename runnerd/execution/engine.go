@@ -48,11 +48,18 @@ type Launch struct {
 // lives until Release, across a restart of the daemon.
 type Launcher interface {
 	Tier() string
+	// Backend names who makes the sandboxes.
+	Backend() string
 	// Spec may give a *RefusedError.
 	Spec(ctx context.Context, id string, w *workspace.Workspace, l Launch) (supervisor.Spec, error)
 	// Resume takes up again what Spec of an earlier daemon set up for an execution
 	// that still runs.
 	Resume(id string, w *workspace.Workspace, l Launch) error
+	// Begin makes the sandbox of an execution whose supervisor runs, where that
+	// does not make it itself. found: an earlier daemon started the supervisor and
+	// may have done this. An error ends the execution as start_failed, unless ctx
+	// ended.
+	Begin(ctx context.Context, id string, w *workspace.Workspace, l Launch, h *supervisor.Handle, found bool) error
 	// Release undoes it when no process of the execution is alive, or none was
 	// started. It does nothing for an execution without any.
 	Release(id string)
@@ -81,6 +88,15 @@ type Config struct {
 	KeepExecutions int
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
+	// Step is told of each step after which the daemon may crash. It is for tests,
+	// which crash there; nil: nobody is.
+	Step func(step string)
+}
+
+func (c Config) step(step string) {
+	if c.Step != nil {
+		c.Step(step)
+	}
 }
 
 // Engine owns the executions of one runner.
@@ -171,6 +187,7 @@ func (e *Engine) Submit(ctx context.Context, w *workspace.Workspace, record *ske
 		e.abandon(x)
 		return first, keyError(err)
 	}
+	e.cfg.step("accepted")
 	e.wg.Go(func() { e.run(x, nil) })
 	return x.record.Id, nil
 }
@@ -220,7 +237,7 @@ func (e *Engine) enqueue(w *workspace.Workspace, record *skerryv1.Execution, l L
 	e.lastMS = max(e.cfg.Now().UnixMilli(), e.lastMS+1)
 	record.Id = ids.New(ids.Execution, e.number, time.UnixMilli(e.lastMS)).String()
 	record.State = skerryv1.StateQueued
-	record.Tier = e.launcher.Tier()
+	record.Tier, record.Backend = e.launcher.Tier(), e.launcher.Backend()
 	record.Workspace, record.Epoch = w.ID, w.Epoch()
 	record.Times = &skerryv1.Times{Accepted: timestamppb.New(e.cfg.Now())}
 	x := newLive(w, ticket, record, l)
@@ -241,6 +258,9 @@ func (e *Engine) find(id string) *live {
 	defer e.mu.Unlock()
 	return e.live[id]
 }
+
+// Live tells whether the execution has not ended.
+func (e *Engine) Live(id string) bool { return e.find(id) != nil }
 
 // Load tells how many executions run and wait.
 func (e *Engine) Load() (running, queued int) {

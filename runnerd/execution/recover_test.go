@@ -38,6 +38,12 @@ func (r *refuser) Release(id string) {
 
 func (*refuser) Tier() string { return "test" }
 
+func (*refuser) Backend() string { return "test" }
+
+func (*refuser) Begin(context.Context, string, *workspace.Workspace, Launch, *supervisor.Handle, bool) error {
+	return nil
+}
+
 func (r *refuser) Spec(_ context.Context, id string, _ *workspace.Workspace, _ Launch) (supervisor.Spec, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

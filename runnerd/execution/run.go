@@ -27,12 +27,16 @@ func (e *Engine) run(x *live, found *supervisor.Handle) {
 	case turnHeld:
 		free := sync.OnceFunc(func() { <-e.slots })
 		defer free()
+		e.cfg.step("turn")
 		exit, ok := e.supervise(x, found)
 		if !ok {
 			return
 		}
+		e.cfg.step("ended")
 		e.launcher.Release(x.record.Id)
+		e.cfg.step("released")
 		if committed, ok := e.commit(x, exit, free); ok {
+			e.cfg.step("committed")
 			e.finish(x, overQuota(exit, committed), committed)
 		}
 	case turnClosed:
@@ -93,8 +97,8 @@ func cancelledBeforeStart(x *live) supervisor.Exit {
 // supervise starts the supervisor, unless it was found, and waits for the
 // verdict. ok is false when the engine closes first.
 func (e *Engine) supervise(x *live, h *supervisor.Handle) (exit supervisor.Exit, ok bool) {
-	id := x.record.Id
-	if h == nil {
+	id, found := x.record.Id, h != nil
+	if !found {
 		if _, cancelled := x.cancelReason(); cancelled {
 			return cancelledBeforeStart(x), true
 		}
@@ -104,11 +108,21 @@ func (e *Engine) supervise(x *live, h *supervisor.Handle) (exit supervisor.Exit,
 			e.log.Error("execution not started", "execution", id, "err", err)
 			return supervisor.Exit{Kind: supervisor.KindStartFailed, Detail: startProblem(err), Ended: e.cfg.Now()}, true
 		}
+		e.cfg.step("started")
 		e.metrics.launch.Observe(time.Since(began).Seconds())
 	}
 	x.running(h, e.cfg.Now())
 	if reason, cancelled := x.cancelReason(); cancelled {
 		e.tell(x, h, reason)
+	}
+	if err := e.launcher.Begin(e.ctx, id, x.w, x.launch, h, found); err != nil {
+		if e.ctx.Err() != nil {
+			return exit, false
+		}
+		e.log.Error("sandbox not made", "execution", id, "err", err)
+	}
+	if h.Connects() {
+		e.cfg.step("begun")
 	}
 	exit, err := h.Wait(e.ctx)
 	if err != nil && e.ctx.Err() != nil {
@@ -140,10 +154,12 @@ func (e *Engine) launch(x *live) (*supervisor.Handle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build sandbox: %w", err)
 	}
+	e.cfg.step("sandbox made")
 	dir := e.dir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
+	e.cfg.step("directory made")
 	if len(x.launch.Stdin) > 0 {
 		if err := os.WriteFile(dir+"/"+stdinFile, x.launch.Stdin, 0o600); err != nil {
 			return nil, err
@@ -178,12 +194,14 @@ func (e *Engine) finish(x *live, exit supervisor.Exit, committed workspace.Commi
 	if !e.record(x, record) {
 		return
 	}
+	e.cfg.step("recorded")
 	e.mu.Lock()
 	delete(e.live, record.Id)
 	e.mu.Unlock()
 	x.ticket.Release()
 	close(x.done)
 	e.forgetInputs(x)
+	e.cfg.step("forgotten")
 	e.metrics.ended(record)
 	e.log.Info("execution ended", "execution", record.Id, "agent", record.Agent, "state", record.State, "verdict", record.Verdict.Kind, "detail", exit.Detail)
 }

@@ -34,6 +34,15 @@ type Config struct {
 	// Admit refuses new writers when the host has no room for them. May be nil.
 	Admit func(context.Context) error
 	Floor Floor
+	// Step is told of each step of a commit after which the daemon may crash. It
+	// is for tests, which crash there; nil: nobody is.
+	Step func(step string)
+}
+
+func (c Config) step(step string) {
+	if c.Step != nil {
+		c.Step(step)
+	}
 }
 
 // Manager opens workspaces and keeps them open.

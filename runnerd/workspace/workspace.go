@@ -164,6 +164,7 @@ func (w *Workspace) commit(ctx context.Context, source string) (Committed, error
 	if err != nil {
 		return Committed{}, err
 	}
+	w.manager.cfg.step("head moved")
 	last, err := store.ReadCommit(ctx, head.Commit)
 	if err != nil {
 		return Committed{}, err
@@ -194,6 +195,7 @@ func (w *Workspace) record(ctx context.Context, dir *os.File, req cas.CommitRequ
 		if shot.UnstableTotal > 0 {
 			return shot, cas.Head{}, &unstableError{shot.UnstableTotal, shot.Unstable}
 		}
+		w.manager.cfg.step("snapshot taken")
 		req.Tree, req.Stats = shot.Tree, shot.TreeStats
 		head, err := w.manager.store.Commit(ctx, req)
 		if !errors.Is(err, cas.ErrNotFound) || try == most {

@@ -1,14 +1,13 @@
 package bubblewrap
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"skerry.internal/sandbox/document"
 	"skerry.internal/sandbox/seccomp"
 	"skerry.internal/sandbox/supervisor"
 )
@@ -44,24 +43,21 @@ type Config struct {
 
 // Backend makes supervisor specs. It is safe for concurrent use.
 type Backend struct {
-	config Config
-	goarch string
-
-	mu       sync.Mutex
-	programs map[string][]byte // compiled seccomp profiles by their JSON
+	config  Config
+	filters *seccomp.Compiler
 }
 
 // New makes a backend.
 func New(config Config) *Backend {
-	return &Backend{config: config, goarch: runtime.GOARCH, programs: make(map[string][]byte)}
+	return &Backend{config: config, filters: seccomp.NewCompiler(runtime.GOARCH)}
 }
 
 // Command translates the document. daemonUID tells whether the command needs a
 // change of user, and with it whether paths must be staged.
 func (b *Backend) Command(spec *specs.Spec, daemonUID int) (supervisor.Spec, error) {
 	var out supervisor.Spec
-	if err := checkExpressible(spec); err != nil {
-		return out, err
+	if err := errors.Join(document.Check(spec), checkMasks(spec)); err != nil {
+		return out, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	t := &translation{config: b.config, spec: spec}
 	options, err := t.options()
@@ -69,7 +65,7 @@ func (b *Backend) Command(spec *specs.Spec, daemonUID int) (supervisor.Spec, err
 		return out, err
 	}
 	if spec.Linux.Seccomp != nil {
-		program, err := b.program(spec.Linux.Seccomp)
+		program, err := b.filters.Program(spec.Linux.Seccomp)
 		if err != nil {
 			return out, err
 		}
@@ -80,26 +76,8 @@ func (b *Backend) Command(spec *specs.Spec, daemonUID int) (supervisor.Spec, err
 		out.Argv = append(out.Argv, supervisor.Literal(arg))
 	}
 	out.Files = append(t.files, supervisor.FileArg{Name: "args", Args: options})
-	out.Limits = limits(spec)
+	out.Limits = document.Limits(spec)
 	return out, t.setCredential(&out, daemonUID)
-}
-
-func (b *Backend) program(profile *specs.LinuxSeccomp) ([]byte, error) {
-	key, err := json.Marshal(profile)
-	if err != nil {
-		return nil, fmt.Errorf("encode seccomp profile: %w", err)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if p, ok := b.programs[string(key)]; ok {
-		return p, nil
-	}
-	p, err := seccomp.Compile(profile, b.goarch)
-	if err != nil {
-		return nil, err
-	}
-	b.programs[string(key)] = p
-	return p, nil
 }
 
 // setCredential makes the command run as the mapped host user.

@@ -120,3 +120,18 @@ func masks(spec *specs.Spec) []string {
 	}
 	return out
 }
+
+// checkMasks: what can't be covered must not be visible at all.
+func checkMasks(spec *specs.Spec) error {
+	for _, p := range append(slices.Clone(spec.Linux.MaskedPaths), spec.Linux.ReadonlyPaths...) {
+		if strings.HasPrefix(p, "/proc/") {
+			continue
+		}
+		for _, m := range spec.Mounts {
+			if under(p, []string{m.Destination}) || under(m.Destination, []string{p}) {
+				return unsupported("a masked or read-only path %s within the mount at %s", p, m.Destination)
+			}
+		}
+	}
+	return nil
+}

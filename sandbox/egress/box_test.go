@@ -281,7 +281,7 @@ ipv6: OSError 101
 udp: OSError 101
 other execution: FileNotFoundError 2
 abstract: ConnectionRefusedError 111
-seen: True ['/.skerry/init', '/.skerry/net']
+seen: True ['/.skerry/control', '/.skerry/init', '/.skerry/net']
 remove: OSError 30
 rename: OSError 18
 chmod: OSError 30

@@ -81,7 +81,7 @@ func (g *Gateway) resolve(ctx context.Context, p *Policy, t target) ([]netip.Add
 	var out []netip.Addr
 	for _, addr := range found {
 		addr = addr.Unmap() // resolvers give IPv4 in both forms
-		kind := classify(addr)
+		kind := g.cfg.Site.classify(addr)
 		if kind == "" && own[addr] {
 			kind = ownKind
 		}
@@ -90,7 +90,7 @@ func (g *Gateway) resolve(ctx context.Context, p *Policy, t target) ([]netip.Add
 			continue
 		}
 		// What a DNS64 made of a public address is left out, not held against the name.
-		if inner, ok := embedded(addr); !ok || classify(inner) != "" {
+		if inner, ok := g.cfg.Site.embedded(addr); !ok || g.cfg.Site.classify(inner) != "" {
 			return nil, deny(reasonSpecial, "the name resolves to %s, an address of kind %q that the policy does not list", addr, kind)
 		}
 	}

@@ -128,7 +128,11 @@ func (x *exchange) ended(err error) {
 func (x *exchange) audit() {
 	s := x.s
 	s.g.metrics.ended(x)
-	if !s.audits.Allow() {
+	budget := s.audits[0]
+	if x.decision != allowed {
+		budget = s.audits[1]
+	}
+	if !budget.Allow() {
 		s.suppressed.Add(1)
 		s.g.metrics.suppressed.Inc()
 		return

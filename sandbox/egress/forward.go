@@ -20,7 +20,11 @@ const maxInterim = 8
 // and both connections end afterwards: whatever follows is read by nobody, so
 // that the two sides can't disagree about where a message ends.
 func (x *exchange) forward(from, to *flowConn, client bufferedConn, q *request) {
-	if _, err := io.WriteString(to, x.head(q)); err != nil {
+	head, err := x.head(q)
+	if err == nil {
+		_, err = io.WriteString(to, head)
+	}
+	if err != nil {
 		x.answerFailure(client, err)
 		return
 	}
@@ -73,7 +77,11 @@ func (x *exchange) answerFailure(client bufferedConn, err error) {
 }
 
 // head is the request for the next hop.
-func (x *exchange) head(q *request) string {
+func (x *exchange) head(q *request) (string, error) {
+	fields, err := x.s.policy.addHeaders(q.target, q.endToEnd())
+	if err != nil {
+		return "", err
+	}
 	var b strings.Builder
 	host := q.target.String()
 	if q.target.port == portHTTP {
@@ -87,7 +95,7 @@ func (x *exchange) head(q *request) string {
 	if x.viaUpstream(q.target) {
 		b.WriteString(x.s.g.cfg.Upstream.credentials())
 	}
-	for _, f := range q.endToEnd() {
+	for _, f := range fields {
 		fmt.Fprintf(&b, "%s: %s\r\n", f.name, f.value)
 	}
 	switch {
@@ -97,7 +105,7 @@ func (x *exchange) head(q *request) string {
 		fmt.Fprintf(&b, "Content-Length: %d\r\n", q.length)
 	}
 	b.WriteString("\r\n")
-	return b.String()
+	return b.String(), nil
 }
 
 // sendBody passes exactly the body on; chunks are made anew, trailers dropped.

@@ -33,6 +33,8 @@ type Config struct {
 	Upstream *Upstream
 	// MaxConnections of all executions together; 0: DefaultMaxConnections.
 	MaxConnections int
+	// Site has what addresses alone don't tell.
+	Site Site
 	// Resolver; nil: the host's.
 	Resolver Resolver
 

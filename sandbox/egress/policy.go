@@ -11,6 +11,8 @@ import (
 type Policy struct {
 	Name  string
 	Allow []Rule
+	// Headers that the gateway adds, each for the targets that its rule names.
+	Headers []Header
 	// MaxConnections at once of one execution.
 	MaxConnections int
 	// MaxBytesUp and MaxBytesDown of one execution in all; 0: no limit. They are

@@ -35,6 +35,7 @@ const (
 	reasonResolve    = "name_not_resolved"
 	reasonConnect    = "not_connected"
 	reasonProxy      = "upstream_proxy"
+	reasonCredential = "credential"
 	reasonTimeout    = "timeout"
 	reasonBroken     = "broken_off"
 )
@@ -86,6 +87,9 @@ func (r *refusal) advice(p *Policy, runner string) string {
 	case limited:
 		return "Close connections that are not needed, or wait until others are closed, and try again. If it was a byte limit, retrying will not help: ask the operator to raise it."
 	case failed:
+		if r.reason == reasonCredential {
+			return "The policy allows this host; the operator has to mend what the gateway adds to its requests. Retrying will not help until then."
+		}
 		return "The policy allows this host; the trouble is beyond the gateway. Trying again later may help."
 	}
 	return "The request is not one that the gateway can pass on safely; sending it again will not help."

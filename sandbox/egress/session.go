@@ -23,8 +23,8 @@ const (
 	// acceptRate and acceptBurst hold a flood of connections back.
 	acceptRate  = 200
 	acceptBurst = 400
-	// auditRate and auditBurst bound the audit records of one execution; what is
-	// left out is counted.
+	// auditRate and auditBurst bound the audit records of one execution, those of
+	// allowed requests and the others each by themselves; what is left out is counted.
 	auditRate  = 20
 	auditBurst = 400
 )
@@ -41,13 +41,16 @@ type session struct {
 
 	conns      atomic.Int64
 	up, down   atomic.Int64
-	audits     *rate.Limiter
+	audits     [2]*rate.Limiter // of what was allowed, of all else: neither can hide the other
 	suppressed atomic.Int64
 	handlers   sync.WaitGroup
 }
 
 func newSession(g *Gateway, execution string, p *Policy, dir string, l *net.UnixListener) *session {
-	s := &session{g: g, execution: execution, policy: p, dir: dir, listener: l, audits: rate.NewLimiter(auditRate, auditBurst)}
+	s := &session{g: g, execution: execution, policy: p, dir: dir, listener: l}
+	for i := range s.audits {
+		s.audits[i] = rate.NewLimiter(auditRate, auditBurst)
+	}
 	s.ctx, s.cancel = context.WithCancel(g.ctx)
 	return s
 }

@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The control socket is a SOCK_SEQPACKET pair between shim and init. The shim
+// The control socket is a SOCK_SEQPACKET pair between shim and init, or a
+// connection that init made (see LaunchConnect). The shim
 // learns the senders' host pids from the kernel (SCM_CREDENTIALS).
 //
-//	shim -> init    config (text, sent before init exists), 'T' terminate
+//	shim -> init    config (text) and 'S' secrets, sent before init exists; 'T' terminate
 //	init -> shim    'H' hello; 'X' start failed; 'E' leader ended
 //	leader -> shim  'R' ready, before it executes the command; answered by 'G' go
 //
@@ -45,6 +46,8 @@ type initConfig struct {
 	limits  []rlimit
 	forward *Forward
 	input   *Input
+	files   []string // names of the descriptors that come with it, after 0, 1 and 2
+	secrets int      // messages that follow, see Secret
 }
 
 type rlimit struct {
@@ -52,8 +55,13 @@ type rlimit struct {
 	value    uint64
 }
 
-// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET"
-// and "input=..." lines.
+// initConfig is the same however init and shim meet.
+func (s *Spec) initConfig() initConfig {
+	return initConfig{drain: s.Drain, limits: s.rlimits(), forward: s.Forward, secrets: len(s.Secrets), input: s.Input}
+}
+
+// encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET",
+// "file=NAME", "secrets=NUMBER" and "input=..." lines.
 func (c initConfig) encode() []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
@@ -65,6 +73,12 @@ func (c initConfig) encode() []byte {
 	}
 	if c.input != nil {
 		fmt.Fprintf(&b, "input=%s\n", c.input.encode())
+	}
+	for _, name := range c.files {
+		fmt.Fprintf(&b, "file=%s\n", name)
+	}
+	if c.secrets > 0 {
+		fmt.Fprintf(&b, "secrets=%d\n", c.secrets)
 	}
 	return []byte(b.String())
 }
@@ -85,6 +99,10 @@ func parseInitConfig(b []byte) (initConfig, error) {
 			c.forward, err = parseForward(value)
 		case "input":
 			c.input, err = parseInput(value)
+		case "file":
+			c.files = append(c.files, value)
+		case "secrets":
+			c.secrets, err = strconv.Atoi(value)
 		default:
 			err = fmt.Errorf("unknown key %q", key)
 		}

@@ -14,6 +14,7 @@ const (
 	resolveFile = "resolve"
 	shimFile    = "shim.json"
 	cancelFile  = "cancel"
+	abortFile   = "abort"
 	voidFile    = "void"
 	exitFile    = "exit.json"
 	sockFile    = "sock"

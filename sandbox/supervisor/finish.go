@@ -75,6 +75,10 @@ func (r *run) closePipes(notes *[]string) {
 	defer f.Close()
 	b, _ := io.ReadAll(io.LimitReader(f, 4<<10))
 	said := strings.TrimSpace(string(b))
+	if r.spec.connects() && r.out.broken == "" && r.out.cause == "" {
+		r.out.broken = "the sandbox's init ended before it was ready"
+		return
+	}
 	if r.out.broken == "" && r.out.cause == "" {
 		r.out.broken = fmt.Sprintf("the sandbox could not be set up: %s (%s)", said, describe(r.reaper.hostStatus()))
 	}

@@ -43,3 +43,30 @@ func TestI2VerdictSurvivesAFullDisk(t *testing.T) {
 		t.Fatalf("the disk was not filled: %v %v", info, err)
 	}
 }
+
+// A log that can't be written costs the output, not the verdict, and every byte
+// that is missing is counted (F12).
+func TestUnwritableLogIsCounted(t *testing.T) {
+	f := newFixture(t, "sh", "-c", "while [ ! -e go ]; do sleep 0.01; done; echo out; echo err >&2; head -c 300000 /dev/zero; touch ran; exit 3")
+	h := f.start(t)
+	log := filepath.Join(f.dir, logDir)
+	if err := os.RemoveAll(log); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(log, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(f.workspace, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := wait(t, h)
+	if e.Kind != KindExited || code(e) != 3 {
+		t.Fatalf("%+v", e)
+	}
+	if e.Log.StdoutBytes != 300004 || e.Log.StderrBytes != 4 || e.Log.DroppedBytes != 300008 {
+		t.Errorf("log %+v", e.Log)
+	}
+	if _, err := os.Stat(filepath.Join(f.workspace, "ran")); err != nil {
+		t.Error(err)
+	}
+}

@@ -111,19 +111,27 @@ func (h *Handle) Cancel(ctx context.Context, reason string) error {
 	if _, done, err := ReadExit(h.dir); err != nil || done {
 		return err
 	}
-	// The first reason stands.
-	found, err := exists(h.dir, cancelFile)
-	if err == nil && !found {
-		err = writeFileDurably(h.dir, cancelFile, []byte(reason))
-	}
-	if err != nil {
-		return fmt.Errorf("cancel execution: %w", err)
-	}
-	_, err = h.ask(ctx, askCancel)
-	if err != nil && !shimAbsent(err) {
+	if _, err := h.wish(ctx, cancelFile, reason, askCancel); err != nil {
 		return fmt.Errorf("cancel execution: %w", err)
 	}
 	return nil
+}
+
+// wish leaves a word in the directory, where the first one stands, and tells the
+// shim to look. The answer is empty if none listens.
+func (h *Handle) wish(ctx context.Context, file, reason, request string) (answer string, err error) {
+	found, err := exists(h.dir, file)
+	if err == nil && !found {
+		err = writeFileDurably(h.dir, file, []byte(reason))
+	}
+	if err != nil {
+		return "", err
+	}
+	b, err := h.ask(ctx, request)
+	if err != nil && !shimAbsent(err) {
+		return "", err
+	}
+	return string(b), nil
 }
 
 // Status asks the shim, or reads the verdict if there is one. An execution

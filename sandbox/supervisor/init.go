@@ -14,9 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Init is pid 1 of the sandbox: "runnerd-shim init CONTROL_FD -- ARGV...". It
-// starts ARGV, reaps every orphan (F04), tells the shim how the leader ended
-// and exits, whereby the kernel kills whatever is left in the namespace.
+// Init is pid 1 of the sandbox: "runnerd-shim init CONTROL_FD -- ARGV...", or
+// with "--connect SOCKET" in place of the descriptor. It starts ARGV, reaps every
+// orphan (F04), tells the shim how the leader ended and exits, whereby the kernel
+// kills whatever is left in the namespace.
 //
 // The leader and its children are hostile. They share init's uid, but not its
 // control socket: it is closed on exec, init is not dumpable (no ptrace, no
@@ -24,25 +25,20 @@ import (
 // killed all the same, the shim sees an end without a report, which is never a
 // success. Init returns only when it could not do its work.
 func Init(args []string) error {
-	control, argv, err := parseInitArgs(args)
+	m, err := meetShim(args)
 	if err != nil {
 		return err
 	}
-	if err := sealInit(control); err != nil {
-		return err
-	}
-	ignoreSignals()
-	buf := make([]byte, maxControlMsg)
-	n, err := unix.Read(control, buf)
-	if err != nil {
-		return fmt.Errorf("read control: %w", err)
-	}
-	config, err := parseInitConfig(buf[:n])
-	if err != nil {
-		return err
-	}
+	control, argv, config := m.control, m.argv, m.config
 	if err := send(control, []byte{msgHello}); err != nil {
 		return err
+	}
+	err = m.settle()
+	if err == nil {
+		err = receiveSecrets(control, config.secrets)
+	}
+	if err != nil {
+		return errors.Join(err, send(control, asStartFailure(err).encode()))
 	}
 	if config.forward != nil {
 		f, err := listenForward(config.forward)

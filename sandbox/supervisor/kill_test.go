@@ -276,3 +276,26 @@ func TestKilledFirstWhenMemoryEnds(t *testing.T) {
 		t.Fatalf("the supervisor's score is %q (%v), want %q", shim, err, mine)
 	}
 }
+
+// A canceller that is too slow to say what it wants has left its wish: a
+// connection without a word is enough.
+func TestSlowCancelIsObeyed(t *testing.T) {
+	f := newFixture(t, "sh", "-c", "touch up; sleep 1000")
+	h := f.start(t)
+	f.waitForFile(t, "up")
+	if err := writeFileDurably(f.dir, cancelFile, []byte("slow")); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(f.dir)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: sockFile}); err != nil {
+		t.Fatal(err)
+	}
+	if e := wait(t, h); e.Kind != KindCancelled || !strings.Contains(e.Detail, "slow") {
+		t.Errorf("%+v", e)
+	}
+}

@@ -131,7 +131,10 @@ func addControl(t *fdTable, spec *Spec, l *launched) error {
 	}
 	l.control = ours
 	t.add(controlName, os.NewFile(uintptr(theirs), controlName))
-	return send(ours, initConfig{drain: spec.Drain, limits: spec.rlimits(), forward: spec.Forward, input: spec.Input}.encode())
+	if err := send(ours, spec.initConfig().encode()); err != nil {
+		return err
+	}
+	return sendSecrets(ours, spec.Secrets)
 }
 
 // close closes the shim's ends after a failed launch.

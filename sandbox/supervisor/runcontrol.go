@@ -64,13 +64,19 @@ func (r *run) handle(msg []byte, pid, file int) {
 // lives, so its pid can't have been reused.
 func (r *run) hello(pid int) {
 	id, parent, err := identify(pid)
-	if err != nil || parent != r.child.pid || r.identity.Init.PID != 0 {
+	ours := parent == r.child.pid
+	if r.spec.connects() {
+		ours = pid == r.child.pid // admitted, and held by a pidfd
+	}
+	if err != nil || !ours || r.identity.Init.PID != 0 {
 		r.breakOff(fmt.Sprintf("init reported itself as process %d, which isn't the sandbox's", pid))
 		return
 	}
 	r.identity.Init = id
-	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
-		r.initFD = fd
+	if r.initFD < 0 {
+		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+			r.initFD = fd
+		}
 	}
 	r.reaper.setInit(r.initFD)
 	if r.out.broken != "" {

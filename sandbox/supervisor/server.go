@@ -14,7 +14,9 @@ import (
 const (
 	askStatus = "status"
 	askCancel = "cancel"
+	askAbort  = "abort"
 	saidOK    = "ok"
+	saidBegun = "begun"
 )
 
 // server answers the daemon. The socket lies in the execution's directory,
@@ -44,7 +46,8 @@ func listen(name string) (*server, error) {
 }
 
 // serve handles the connections that wait. A client that says nothing is cut
-// off after a moment: it must not keep the shim from its other duties.
+// off after a moment: it must not keep the shim from its other duties. A busy
+// host can make a canceller that slow; its wish is in its file by then.
 func (s *server) serve(r *run) {
 	for {
 		conn, _, err := unix.Accept4(s.fd, unix.SOCK_CLOEXEC)
@@ -60,6 +63,8 @@ func (s *server) serve(r *run) {
 				continue // it comes later, and conn is closed then
 			}
 			_ = send(conn, reply)
+		} else {
+			r.checkCancel()
 		}
 		unix.Close(conn)
 	}
@@ -126,6 +131,11 @@ func (r *run) answer(request string) []byte {
 	case askCancel:
 		r.checkCancel()
 		return []byte(saidOK)
+	case askAbort:
+		if r.checkAbort(); r.initFD >= 0 {
+			return []byte(saidBegun)
+		}
+		return []byte(saidOK)
 	}
 	return []byte("unknown request")
 }
@@ -139,6 +149,7 @@ func (r *run) status() Status {
 	if r.input != nil {
 		s.InputBytes = r.input.total
 	}
+	s.Awaiting = r.door.open()
 	return s
 }
 

@@ -27,10 +27,13 @@ var ErrSpec = errors.New("invalid execution spec")
 
 // Spec says completely what one supervisor runs. The program in Argv must be
 // bubblewrap (or something with the same manners) that ends up executing
-// "runnerd-shim init" as pid 1 of a new pid namespace.
+// "runnerd-shim init" as pid 1 of a new pid namespace; or Launch says that such
+// a process comes by itself.
 type Spec struct {
 	Version int    `json:"version"`
 	ID      string `json:"id"`
+	// Launch is empty or LaunchConnect.
+	Launch string `json:"launch,omitempty"`
 	// Argv is the complete host command, program first. "{fd:NAME}" stands for
 	// the number of the inherited descriptor of the file NAME, "{path:NAME}" for
 	// its path below /proc/self/fd, and "{fd:control}" for the control socket,
@@ -60,6 +63,8 @@ type Spec struct {
 	Forward *Forward `json:"forward,omitempty"`
 	// Input, if set, makes the execution interactive; Stdin is empty then.
 	Input *Input `json:"input,omitempty"`
+	// Secrets that init gives to the command.
+	Secrets []Secret `json:"secrets,omitempty"`
 }
 
 // FileArg is one descriptor that the host command inherits. Exactly one of
@@ -140,8 +145,8 @@ func (s *Spec) Validate() error {
 	if s.Version != SpecVersion {
 		return fmt.Errorf("%w: version %d, this supervisor knows %d", ErrSpec, s.Version, SpecVersion)
 	}
-	if len(s.Argv) == 0 || !filepath.IsAbs(s.Argv[0]) {
-		return fmt.Errorf("%w: argv must start with an absolute program path", ErrSpec)
+	if err := s.validateLaunch(); err != nil {
+		return err
 	}
 	if s.Stdin != "" && filepath.Base(s.Stdin) != s.Stdin {
 		return fmt.Errorf("%w: stdin %q must be a file name in the execution's directory", ErrSpec, s.Stdin)
@@ -156,6 +161,9 @@ func (s *Spec) Validate() error {
 		return err
 	}
 	if err := s.validateInput(); err != nil {
+		return err
+	}
+	if err := s.validateSecrets(); err != nil {
 		return err
 	}
 	return s.validateFiles()

@@ -96,6 +96,11 @@ func writeSpec(dir string, spec Spec) error {
 	if err := os.Mkdir(filepath.Join(dir, logDir), 0o700); err != nil {
 		return err
 	}
+	if spec.connects() {
+		if err := makeControlDir(dir); err != nil {
+			return err
+		}
+	}
 	return os.WriteFile(filepath.Join(dir, specFile), b, 0o600)
 }
 

@@ -31,6 +31,8 @@ type Status struct {
 	ShimPID   int       `json:"shimPid,omitempty"`
 	LeaderPID int       `json:"leaderPid,omitempty"` // on the host; 0 before the start
 	Started   time.Time `json:"started,omitzero"`
+	// Awaiting: the sandbox's init has not connected yet (LaunchConnect).
+	Awaiting bool `json:"awaiting,omitempty"`
 	// Stopping is timed_out or cancelled while the command is being ended.
 	Stopping Kind     `json:"stopping,omitempty"`
 	Log      LogStats `json:"log"`

@@ -78,6 +78,7 @@ type run struct {
 	pump    *pump
 	server  *server
 	child   launched
+	door    *door // of a sandbox that connects, else nil
 	reaper  *reaper
 	input   *input // nil unless it is interactive
 
@@ -119,6 +120,9 @@ func (r *run) supervise(dir string) error {
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return r.finish("become subreaper: " + err.Error())
+	}
+	if r.spec.connects() {
+		return r.superviseGuest()
 	}
 	if r.child, err = launch(dir, &r.spec); err != nil {
 		return r.finish(err.Error())
@@ -164,6 +168,7 @@ func (r *run) prepare() (err error) {
 	}
 	// Whoever cancelled before the socket was there has left a file.
 	r.checkCancel()
+	r.checkAbort()
 	return nil
 }
 
@@ -173,13 +178,17 @@ func (r *run) loop() {
 		{Fd: int32(r.reaper.event), Events: unix.POLLIN},
 		{Fd: int32(r.child.control), Events: unix.POLLIN},
 		{Fd: -1, Events: unix.POLLIN},
+		{Fd: -1, Events: unix.POLLIN},
 		{Fd: -1},
 	}
 	if r.server != nil {
 		fds[2].Fd = int32(r.server.fd)
 	}
-	for {
-		fds[3] = r.input.pollFd()
+	if r.door.open() {
+		fds[3].Fd = int32(r.door.fd)
+	}
+	for !r.deserted() {
+		fds[4] = r.input.pollFd()
 		_, err := unix.Ppoll(fds, r.untilNextDeadline(), nil)
 		if err != nil && err != unix.EINTR {
 			r.breakOff("poll: " + err.Error())
@@ -191,7 +200,13 @@ func (r *run) loop() {
 		if fds[2].Revents != 0 {
 			r.server.serve(r)
 		}
-		r.input.polled(fds[3].Revents)
+		r.input.polled(fds[4].Revents)
+		if fds[3].Revents != 0 && r.door.open() {
+			if r.admit(); !r.door.open() {
+				fds[0].Fd, fds[1].Fd, fds[3].Fd = int32(r.initFD), int32(r.child.control), -1
+			}
+			continue
+		}
 		if fds[0].Revents != 0 {
 			r.readControl()
 			return
@@ -261,6 +276,7 @@ func (r *run) stop(cause Kind, reason string) {
 // kill ends the whole namespace at once.
 func (r *run) kill() {
 	r.killed = true
+	r.door.close()
 	r.reaper.kill()
 }
 

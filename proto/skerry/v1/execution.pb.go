@@ -1600,6 +1600,8 @@ type Execution struct {
 	Terminal bool `protobuf:"varint,20,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	// Bytes of input so far, where interactive: the offset of the next WriteInput.
 	InputAccepted uint64 `protobuf:"varint,21,opt,name=input_accepted,json=inputAccepted,proto3" json:"input_accepted,omitempty"`
+	// Who made the sandbox: "bubblewrap" or "containerd".
+	Backend       string `protobuf:"bytes,24,opt,name=backend,proto3" json:"backend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1779,6 +1781,13 @@ func (x *Execution) GetInputAccepted() uint64 {
 		return x.InputAccepted
 	}
 	return 0
+}
+
+func (x *Execution) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
 }
 
 // Command is what was asked for.
@@ -2304,7 +2313,7 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\x06cursor\x18\x01 \x01(\x04R\x06cursor\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
-	"\x04data\x18\x04 \x01(\fR\x04data\"\xd7\x05\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\"\xf1\x05\n" +
 	"\tExecution\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
@@ -2327,7 +2336,8 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\aproblem\x18\x12 \x01(\tR\aproblem\x12 \n" +
 	"\vinteractive\x18\x13 \x01(\bR\vinteractive\x12\x1a\n" +
 	"\bterminal\x18\x14 \x01(\bR\bterminal\x12%\n" +
-	"\x0einput_accepted\x18\x15 \x01(\x04R\rinputAccepted\"\xbb\x01\n" +
+	"\x0einput_accepted\x18\x15 \x01(\x04R\rinputAccepted\x12\x18\n" +
+	"\abackend\x18\x18 \x01(\tR\abackend\"\xbb\x01\n" +
 	"\aCommand\x12\x14\n" +
 	"\x05shell\x18\x01 \x01(\tR\x05shell\x12\x1f\n" +
 	"\vscript_path\x18\x02 \x01(\tR\n" +

@@ -1,6 +1,10 @@
-package bubblewrap
+// Package document looks at OCI runtime-spec documents for the backends that run
+// them: what they may hold, and what of them the supervisor sees to.
+package document
 
 import (
+	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -8,15 +12,22 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// checkExpressible refuses a document with anything that the translation
-// doesn't look at. It works by taking away all that is looked at, and demanding
+// ErrUnsupported says that a document holds what no backend looks at.
+var ErrUnsupported = errors.New("unsupported in a sandbox's document:")
+
+func unsupported(format string, args ...any) error {
+	return fmt.Errorf("%w %s", ErrUnsupported, fmt.Sprintf(format, args...))
+}
+
+// Check refuses a document with anything that the backends don't look at, be it
+// that bubblewrap has no option for it or that an older runc would ignore it. It works by taking away all that is looked at, and demanding
 // that nothing is left: a field that a later runtime-spec adds is refused by
 // itself.
-func checkExpressible(spec *specs.Spec) error {
+func Check(spec *specs.Spec) error {
 	if spec.Process == nil || spec.Root == nil || spec.Linux == nil {
 		return unsupported("a document without process, root or linux")
 	}
-	for _, check := range []func(*specs.Spec) error{checkProcess, checkMappings, checkMasks} {
+	for _, check := range []func(*specs.Spec) error{checkProcess, checkMappings} {
 		if err := check(spec); err != nil {
 			return err
 		}
@@ -110,21 +121,6 @@ func checkMappings(spec *specs.Spec) error {
 	}{{"uidMappings", spec.Linux.UIDMappings, user.UID}, {"gidMappings", spec.Linux.GIDMappings, user.GID}} {
 		if len(m.mappings) != 1 || m.mappings[0].Size != 1 || m.mappings[0].ContainerID != m.id || m.id == 0 {
 			return unsupported("%s other than one, of the process's own id (%d), which isn't 0", m.name, m.id)
-		}
-	}
-	return nil
-}
-
-// checkMasks: what can't be covered must not be visible at all.
-func checkMasks(spec *specs.Spec) error {
-	for _, p := range append(slices.Clone(spec.Linux.MaskedPaths), spec.Linux.ReadonlyPaths...) {
-		if strings.HasPrefix(p, "/proc/") {
-			continue
-		}
-		for _, m := range spec.Mounts {
-			if under(p, []string{m.Destination}) || under(m.Destination, []string{p}) {
-				return unsupported("a masked or read-only path %s within the mount at %s", p, m.Destination)
-			}
 		}
 	}
 	return nil

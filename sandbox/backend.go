@@ -1,0 +1,174 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"skerry.internal/sandbox/bubblewrap"
+	"skerry.internal/sandbox/containerd"
+	"skerry.internal/sandbox/supervisor"
+)
+
+// backend makes sandboxes from documents. What it makes must pass the suite in
+// conformance_test.go.
+type backend interface {
+	// Command gives the supervisor's orders.
+	Command(doc *specs.Spec) (supervisor.Spec, error)
+	// Begin makes the sandbox for a supervisor that waits for it; ready returns
+	// when it does.
+	Begin(ctx context.Context, id, dir string, doc *specs.Spec, ready func(context.Context) error) error
+	// Begun tells how far an earlier Begin came.
+	Begun(ctx context.Context, id string) (containerd.Progress, error)
+	// End removes what is left when the supervisor has given a verdict.
+	End(ctx context.Context, id string) error
+	// Sweep is End for all that are not live.
+	Sweep(ctx context.Context, live func(id string) bool) error
+	Close() error
+}
+
+// bwrapBackend's supervisors make their sandboxes themselves.
+type bwrapBackend struct{ *bubblewrap.Backend }
+
+func (b bwrapBackend) Command(doc *specs.Spec) (supervisor.Spec, error) {
+	return b.Backend.Command(doc, os.Getuid())
+}
+
+func (bwrapBackend) Begin(context.Context, string, string, *specs.Spec, func(context.Context) error) error {
+	return nil
+}
+
+func (bwrapBackend) Begun(context.Context, string) (containerd.Progress, error) {
+	return containerd.Running, nil
+}
+func (bwrapBackend) End(context.Context, string) error              { return nil }
+func (bwrapBackend) Sweep(context.Context, func(string) bool) error { return nil }
+func (bwrapBackend) Close() error                                   { return nil }
+
+// ContainerdConfig says how to reach containerd, and what its sandboxes show.
+// Empty fields have the defaults of package containerd.
+type ContainerdConfig struct {
+	Address, Namespace, Runtime string
+	// Image gives the root file system; empty: the host's read-only system.
+	Image       string
+	Snapshotter string
+	// RootUID and RootGID are the container root's on the host: of no agent and
+	// of nobody else. Zero means 65532.
+	RootUID, RootGID uint32
+}
+
+const defaultRootID = 65532
+
+func (c *ContainerdConfig) applyDefaults() {
+	orDefault(&c.Address, containerd.DefaultAddress)
+	orDefault(&c.Namespace, containerd.DefaultNamespace)
+	orDefault(&c.Runtime, containerd.DefaultRuntime)
+	orDefault(&c.Snapshotter, containerd.DefaultSnapshotter)
+	orDefault(&c.RootUID, uint32(defaultRootID))
+	orDefault(&c.RootGID, c.RootUID)
+}
+
+func newContainerd(h *Host) (*containerd.Backend, error) {
+	c := h.config.Containerd
+	c.applyDefaults()
+	points := []string{"/proc", "/dev", "/tmp", "/run", "/var/tmp", HomeDir, WorkspaceDir, EnvDir, EgressDir, ControlDir}
+	return containerd.New(containerd.Config{
+		Address: c.Address, Namespace: c.Namespace, Runtime: c.Runtime, Owner: h.config.StateDir,
+		Image: c.Image, Snapshotter: c.Snapshotter, RootUID: c.RootUID, RootGID: c.RootGID,
+		Init: InitPath, ControlDir: ControlDir,
+		MountPoints: append(points, h.config.MountPoints...), Files: imageFiles(), Append: imageUsers(), TempDir: h.config.StateDir,
+	})
+}
+
+// Backend says who makes the sandboxes: Bubblewrap or Containerd.
+func (h *Host) Backend() string { return h.config.Backend }
+
+// abortTimeout bounds what is done about a sandbox that could not be made.
+const abortTimeout = 30 * time.Second
+
+// Begin makes the sandbox of an execution whose supervisor was started with the
+// spec of Command for the same policy. A sandbox that can't be made ends the
+// execution at once, as start_failed with the reason that the error gives too.
+// When ctx ends first, all stays as it is: Resume of a later daemon goes on.
+func (h *Host) Begin(ctx context.Context, id string, execution *supervisor.Handle, p Policy) error {
+	if h.backend == nil || !execution.Connects() {
+		return nil
+	}
+	doc, err := h.document(p)
+	if err == nil {
+		err = h.backend.Begin(ctx, id, execution.Dir(), doc, execution.AwaitDoor)
+	}
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return h.giveUp(ctx, id, execution, err)
+}
+
+// giveUp asks the supervisor to end the execution, which it refuses if the
+// sandbox came in all the same; only then is the container removed.
+func (h *Host) giveUp(ctx context.Context, id string, execution *supervisor.Handle, cause error) error {
+	ctx, cancel := context.WithTimeout(ctx, abortTimeout)
+	defer cancel()
+	begun, err := execution.Abort(ctx, "the sandbox could not be made: "+cause.Error())
+	if begun || err != nil {
+		return errors.Join(err, unless(begun, cause))
+	}
+	err = h.backend.End(ctx, id)
+	if errors.Is(cause, supervisor.ErrNotAwaited) {
+		return err // it was cancelled meanwhile
+	}
+	return errors.Join(fmt.Errorf("make sandbox: %w", cause), err)
+}
+
+func unless(cond bool, err error) error {
+	if cond {
+		return nil
+	}
+	return err
+}
+
+// Resume is Begin for an execution that an earlier daemon started and whose
+// supervisor lives: if its sandbox was not made yet, that is done now. It never
+// runs anything twice, as a supervisor lets one sandbox in.
+func (h *Host) Resume(ctx context.Context, id string, execution *supervisor.Handle, p Policy) error {
+	if h.backend == nil || !execution.Connects() || execution.Begun() {
+		return nil
+	}
+	if err := execution.AwaitDoor(ctx); err != nil {
+		if errors.Is(err, supervisor.ErrNotAwaited) {
+			return nil
+		}
+		return err
+	}
+	progress, err := h.backend.Begun(ctx, id)
+	switch {
+	case err != nil:
+		return h.giveUp(ctx, id, execution, err)
+	case progress == containerd.Stopped:
+		return h.giveUp(ctx, id, execution, errors.New("its first process ended before it began"))
+	case progress == containerd.Running:
+		return nil
+	}
+	return h.Begin(ctx, id, execution, p)
+}
+
+// End removes what is left of an execution that has a verdict.
+func (h *Host) End(ctx context.Context, id string) error {
+	if h.backend == nil {
+		return nil
+	}
+	return h.backend.End(ctx, id)
+}
+
+// Sweep removes the sandboxes of this host's state directory for which no
+// execution is live, as a daemon that was killed leaves them.
+func (h *Host) Sweep(ctx context.Context, live func(id string) bool) error {
+	if h.backend == nil {
+		return nil
+	}
+	return h.backend.Sweep(ctx, live)
+}

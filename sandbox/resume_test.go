@@ -1,0 +1,135 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"skerry.internal/sandbox/containerd"
+	"skerry.internal/sandbox/sandboxtest"
+	"skerry.internal/sandbox/supervisor"
+)
+
+// A daemon may die anywhere between the supervisor's start and the container's:
+// the next one finishes what it finds, and the command runs once (I2, I3).
+func TestResumeFinishesWhatWasBegun(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	w := onContainerd(c)(t, nil)
+	died := errors.New("the daemon died")
+	for name, before := range map[string]func(ctx context.Context, id string, h *supervisor.Handle, p Policy) error{
+		"nothing": func(context.Context, string, *supervisor.Handle, Policy) error { return died },
+		"task created": func(ctx context.Context, id string, h *supervisor.Handle, p Policy) error {
+			doc, err := w.host.document(p)
+			if err != nil {
+				return err
+			}
+			return w.host.backend.Begin(ctx, id, h.Dir(), doc, func(context.Context) error { return died })
+		},
+		"all": func(ctx context.Context, id string, h *supervisor.Handle, p Policy) error {
+			return errors.Join(w.host.Begin(ctx, id, h, p), died)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			policy := w.policy
+			policy.Args = []string{"bash", "-c", "echo ran >> ran; cat ran; exit 6"}
+			id := fmt.Sprintf("ex_%d_r%d", os.Getpid(), executions.Add(1))
+			spec, err := w.host.Command(id, policy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := filepath.Join(privateDir(t), "exec")
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			h, err := supervisor.Start(t.Context(), shimBinary, dir, spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := before(t.Context(), id, h, policy); !errors.Is(err, died) {
+				t.Fatal(err)
+			}
+			// Twice, for two daemons may die, too.
+			for range 2 {
+				if err := w.host.Resume(t.Context(), id, h, policy); err != nil {
+					t.Error(err)
+				}
+			}
+			r := (&begun{h, id, w}).end(t)
+			if r.stdout != "ran\n" || r.Kind != supervisor.KindExited || *r.Code != 6 {
+				t.Errorf("%+v %q", r.Exit, r.stdout)
+			}
+			if err := os.Remove(filepath.Join(w.workspace, "ran")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What can't be made ends the execution at once, with the reason.
+func TestBeginWithoutContainerd(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	w := onContainerd(c)(t, nil)
+	w.policy.Args = []string{"true"}
+	spec, err := w.host.Command("ex_gone", w.policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(privateDir(t), "exec")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.Kill()
+	began := time.Now()
+	h, err := supervisor.Start(t.Context(), shimBinary, dir, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.host.Begin(t.Context(), "ex_gone", h, w.policy); !errors.Is(err, containerd.ErrUnavailable) {
+		t.Errorf("%v", err)
+	}
+	exit, err := h.Wait(t.Context())
+	if err != nil || exit.Kind != supervisor.KindStartFailed || !strings.Contains(exit.Detail, "containerd is not available") {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	if d := time.Since(began); d > 40*time.Second {
+		t.Errorf("it took %s", d)
+	}
+}
+
+// A sweep removes this host's containers, running ones too, and no other's.
+func TestSweepRemovesWhatIsNotLive(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	w, other := onContainerd(c)(t, nil), onContainerd(c)(t, nil)
+	policy := w.policy
+	policy.Args = []string{"sleep", "100"}
+	kept, swept := w.begin(t, policy, nil), w.begin(t, policy, nil)
+	theirs := other.policy
+	theirs.Args = policy.Args
+	foreign := other.begin(t, theirs, nil)
+	if kept.id == foreign.id {
+		t.Fatal("the ids must differ")
+	}
+	if err := w.host.Sweep(t.Context(), func(id string) bool { return id == kept.id }); err != nil {
+		t.Fatal(err)
+	}
+	if r := swept.end(t); r.Kind != supervisor.KindSignaled {
+		t.Errorf("%+v", r.Exit)
+	}
+	for _, b := range []*begun{kept, foreign} {
+		if s, err := b.Status(t.Context()); err != nil || s.State != supervisor.StateRunning {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if err := b.Cancel(t.Context(), "over"); err != nil {
+			t.Error(err)
+		}
+		b.end(t)
+	}
+	if list := c.Ctr("skerry", "containers", "list", "-q"); list != "" {
+		t.Errorf("left: %s", list)
+	}
+}
