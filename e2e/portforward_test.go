@@ -69,7 +69,7 @@ func TestPortForward(t *testing.T) {
 	d := newDev(t)
 	c := d.admin()
 	e := c.start(t, `head -c 30000000 /dev/urandom > big; echo small > small; sha256sum < big; python3 -m http.server --bind 127.0.0.1 8000 2>/dev/null & wait $! || true; echo server gone; sleep 300`, nil)
-	address, cmd, said := d.forwardTo(e.Id, "0:8000")
+	address, cmd, _ := d.forwardTo(e.Id, "0:8000")
 	fetch := func(path string) (string, error) {
 		res, err := http.Get("http://" + address + "/" + path)
 		if err != nil {
@@ -81,9 +81,6 @@ func TestPortForward(t *testing.T) {
 		return fmt.Sprintf("%x", hash.Sum(nil)), err
 	}
 	d.eventually("the server answers", func() bool { _, err := fetch("small"); return err == nil })
-	if !strings.Contains(said.text(), "") || c.get(t, e.Id).State != "running" {
-		t.Fatalf("state: %v", c.get(t, e.Id))
-	}
 	want := strings.Fields(c.log(t, e.Id, "stdout"))[0]
 	if got, err := fetch("big"); err != nil || got != want {
 		t.Errorf("the large file has checksum %s, %v; want %s", got, err, want)
@@ -210,8 +207,8 @@ func TestPortForwardCall(t *testing.T) {
 		return err == nil
 	})
 	d.cancel(c, e.Id)
-	if _, err := s.Receive(); err == nil {
-		t.Error("the connection outlives the execution")
+	for err = nil; err == nil; { // the server's end, then the stream's
+		_, err = s.Receive()
 	}
 	if _, err := open(t.Context(), token, e.Id, 9000); problem.Of(err).GetReason() != problem.NotRunning {
 		t.Errorf("after the end: %v", err)
