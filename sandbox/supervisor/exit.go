@@ -41,6 +41,8 @@ type Exit struct {
 	Ended   time.Time `json:"ended"`
 	Usage   Usage     `json:"usage"`
 	Log     LogStats  `json:"log"`
+	// InputBytes is how much input an interactive execution was given.
+	InputBytes uint64 `json:"inputBytes,omitempty"`
 }
 
 // LogStats count payload bytes; Dropped ones were produced but are not kept.

@@ -32,6 +32,10 @@ func (r *run) finish(broken string) error {
 	exit := r.out.verdict()
 	exit.Started, exit.Ended = r.started, r.ended
 	exit.Usage = usage
+	if r.input != nil {
+		r.input.shut()
+		exit.InputBytes = r.input.total
+	}
 	if r.log != nil {
 		if err := r.log.close(); err != nil {
 			notes = append(notes, "part of the output could not be kept: "+err.Error())

@@ -47,10 +47,15 @@ func Init(args []string) error {
 		}
 		go f.run()
 	}
-	leader, err := startLeader(control, argv, config.limits)
+	input, err := openInput(control, config.input)
 	if err != nil {
 		return errors.Join(err, send(control, asStartFailure(err).encode()))
 	}
+	leader, err := startLeader(control, argv, config.limits, input)
+	if err != nil {
+		return errors.Join(err, send(control, asStartFailure(err).encode()))
+	}
+	input.leaderHasIt()
 	go obeyControl(control)
 	return reap(control, leader, config.drain)
 }
@@ -122,13 +127,24 @@ func obeyControl(control int) {
 		}
 		switch buf[0] {
 		case msgTerm:
-			// Everything but init itself; a stopped process must see it too.
-			_ = unix.Kill(-1, unix.SIGTERM)
-			_ = unix.Kill(-1, unix.SIGCONT)
+			signalAll(unix.SIGTERM)
 		case msgKill:
 			endRest()
+		case msgHangUp:
+			signalAll(unix.SIGHUP)
+		case msgConnect:
+			if q, ok := parseConnectRequest(buf[:n]); ok {
+				go answerConnect(control, q)
+			}
 		}
 	}
+}
+
+// signalAll reaches everything but init itself; a stopped process must see it
+// too.
+func signalAll(sig unix.Signal) {
+	_ = unix.Kill(-1, sig)
+	_ = unix.Kill(-1, unix.SIGCONT)
 }
 
 // reap collects children until none is left or, once the leader has ended, the

@@ -85,13 +85,15 @@ func (w *quotaWatch) look(now time.Time) {
 // checkQuota looks, or takes the result of a walk.
 func (r *run) checkQuota(now time.Time, walked bool) {
 	w := r.quota
+	if walked {
+		var b [8]byte
+		_, _ = unix.Read(w.event, b[:]) // whatever comes of it: else the loop would spin
+	}
 	if w == nil || r.leader == 0 || r.out.cause != "" || r.out.end != nil {
 		return
 	}
 	switch {
 	case walked:
-		var b [8]byte
-		_, _ = unix.Read(w.event, b[:])
 		w.next = now.Add(quotaInterval)
 		if w.passed {
 			r.out.limit = w.over.Limit
@@ -100,6 +102,14 @@ func (r *run) checkQuota(now time.Time, walked bool) {
 	case !w.next.IsZero() && !now.Before(w.next):
 		w.look(now)
 	}
+}
+
+// quotaAt is when to look next; zero: not by the clock.
+func (r *run) quotaAt() time.Time {
+	if r.quota == nil || r.out.cause != "" || r.out.end != nil {
+		return time.Time{}
+	}
+	return r.quota.next
 }
 
 // noteFullProject finds out, when a command failed by itself, whether the file

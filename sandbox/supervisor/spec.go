@@ -68,6 +68,8 @@ type Spec struct {
 	Quota *Quota `json:"quota,omitempty"`
 	// Forward, if set, is what init listens to inside.
 	Forward *Forward `json:"forward,omitempty"`
+	// Input, if set, makes the execution interactive; Stdin is empty then.
+	Input *Input `json:"input,omitempty"`
 	// Secrets that init gives to the command.
 	Secrets []Secret `json:"secrets,omitempty"`
 }
@@ -169,6 +171,9 @@ func (s *Spec) Validate() error {
 		if cpu < 0 || cpu >= maxCPUs {
 			return fmt.Errorf("%w: no processor has the number %d", ErrSpec, cpu)
 		}
+	}
+	if err := s.validateInput(); err != nil {
+		return err
 	}
 	if err := s.validateSecrets(); err != nil {
 		return err

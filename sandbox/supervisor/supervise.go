@@ -81,6 +81,9 @@ type run struct {
 	child   launched
 	door    *door // of a sandbox that connects, else nil
 	reaper  *reaper
+	input   *input // nil unless it is interactive
+
+	connects connects
 
 	out      outcome
 	identity shimIdentity
@@ -114,6 +117,7 @@ func (r *run) supervise(dir string) error {
 		return r.finish(err.Error())
 	}
 	r.spec, r.cgroups = spec, spec.Cgroups
+	r.input = newInput(spec.Input, func() { _ = send(r.child.control, []byte{msgHangUp}) })
 	if r.reaper, err = newReaper(); err != nil {
 		return r.finish(err.Error())
 	}
@@ -174,50 +178,66 @@ func (r *run) prepare() (err error) {
 	return nil
 }
 
+// What the loop waits for, by the place in its list.
+const (
+	pollEnd     = iota // of the sandbox
+	pollControl        // init's messages
+	pollServer         // the daemon's requests
+	pollDoor           // an init that connects
+	pollQuota          // an end of a walk
+	pollInput          // room for input
+	pollCount
+)
+
 // loop serves everything that happens until no process of the sandbox is left.
 func (r *run) loop() {
-	fds := []unix.PollFd{
-		{Fd: int32(r.reaper.event), Events: unix.POLLIN},
-		{Fd: int32(r.child.control), Events: unix.POLLIN},
-		{Fd: -1, Events: unix.POLLIN},
-		{Fd: -1, Events: unix.POLLIN},
-		{Fd: -1, Events: unix.POLLIN},
-	}
-	if r.quota != nil {
-		fds[4].Fd = int32(r.quota.event)
-	}
-	if r.server != nil {
-		fds[2].Fd = int32(r.server.fd)
-	}
-	if r.door.open() {
-		fds[3].Fd = int32(r.door.fd)
-	}
+	fds := r.pollList()
 	for !r.deserted() {
+		fds[pollInput] = r.input.pollFd()
 		_, err := unix.Ppoll(fds, r.untilNextDeadline(), nil)
 		if err != nil && err != unix.EINTR {
 			r.breakOff("poll: " + err.Error())
 		}
 		// The leader's report first: an end of its own outranks a time-out.
-		if fds[1].Revents != 0 && !r.readControl() {
-			fds[1].Fd = -1
+		if fds[pollControl].Revents != 0 && !r.readControl() {
+			fds[pollControl].Fd = -1
 		}
-		if fds[2].Revents != 0 {
+		if fds[pollServer].Revents != 0 {
 			r.server.serve(r)
 		}
-		if fds[3].Revents != 0 && r.door.open() {
+		r.input.polled(fds[pollInput].Revents)
+		if fds[pollDoor].Revents != 0 && r.door.open() {
 			if r.admit(); !r.door.open() {
-				fds[0].Fd, fds[1].Fd, fds[3].Fd = int32(r.initFD), int32(r.child.control), -1
+				fds[pollEnd].Fd, fds[pollControl].Fd, fds[pollDoor].Fd = int32(r.initFD), int32(r.child.control), -1
 			}
 			continue
 		}
-		if fds[0].Revents != 0 {
+		if fds[pollEnd].Revents != 0 {
 			r.readControl()
 			return
 		}
 		now := time.Now()
-		r.checkQuota(now, fds[4].Revents != 0)
+		r.checkQuota(now, fds[pollQuota].Revents != 0)
 		r.checkDeadlines(now)
 	}
+}
+
+func (r *run) pollList() []unix.PollFd {
+	fds := make([]unix.PollFd, pollCount)
+	for i := range fds {
+		fds[i] = unix.PollFd{Fd: -1, Events: unix.POLLIN}
+	}
+	fds[pollEnd].Fd, fds[pollControl].Fd = int32(r.reaper.event), int32(r.child.control)
+	if r.server != nil {
+		fds[pollServer].Fd = int32(r.server.fd)
+	}
+	if r.door.open() {
+		fds[pollDoor].Fd = int32(r.door.fd)
+	}
+	if r.quota != nil {
+		fds[pollQuota].Fd = int32(r.quota.event)
+	}
+	return fds
 }
 
 func (r *run) untilNextDeadline() *unix.Timespec {
@@ -226,11 +246,11 @@ func (r *run) untilNextDeadline() *unix.Timespec {
 		next = r.killAt
 	}
 	if r.killed {
-		return nil
+		next = time.Time{}
+	} else {
+		next = earliest(next, r.quotaAt())
 	}
-	if r.quota != nil && r.out.cause == "" && r.out.end == nil && !r.quota.next.IsZero() && (next.IsZero() || r.quota.next.Before(next)) {
-		next = r.quota.next
-	}
+	next = earliest(earliest(next, r.input.wakeAt()), r.connects.wakeAt())
 	if next.IsZero() {
 		return nil
 	}
@@ -239,6 +259,8 @@ func (r *run) untilNextDeadline() *unix.Timespec {
 }
 
 func (r *run) checkDeadlines(now time.Time) {
+	r.input.expire(now)
+	r.connects.expire(now)
 	switch {
 	case r.killed:
 	case !r.killAt.IsZero():
@@ -271,6 +293,9 @@ func (r *run) stop(cause Kind, reason string) {
 	if r.leader == 0 || send(r.child.control, []byte{msgTerm}) != nil {
 		r.kill()
 		return
+	}
+	if r.input != nil && r.input.terminal {
+		r.input.hangUp() // interactive shells ignore SIGTERM
 	}
 	r.killAt = time.Now().Add(r.spec.Grace)
 }
