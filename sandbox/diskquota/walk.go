@@ -14,7 +14,8 @@ import (
 // Count is what a tree holds.
 type Count struct {
 	// Bytes of files: what they take of the disk, holes apart, with an inode of
-	// several names once; the last block of a file counts as far as it is used.
+	// several names once; the last block of a file counts as far as it is used,
+	// a directory as far as it takes more than a block.
 	Bytes int64
 	// Entries are files, directories and all else, the top apart.
 	Entries int64
@@ -67,6 +68,7 @@ func Walk(top *os.File, limits Limits) (Count, error) {
 	}
 	block := max(int64(st.Blksize), 512) //nolint:unconvert // 32 bits on arm64
 	w := &walker{dev: st.Dev, block: block, levels: []level{{fd: fd, ino: st.Ino}}}
+	w.count.Bytes = w.extra(st.Blocks)
 	defer w.close()
 	for began := time.Now(); len(w.levels) > 0; {
 		if _, over := limits.passed(w.count); over || time.Since(began) > maxWalk {
@@ -140,6 +142,7 @@ func (w *walker) entry(dir int, name []byte) bool {
 	case unix.S_IFREG:
 		w.count.Bytes += taken(&w.st, w.block)
 	case unix.S_IFDIR:
+		w.count.Bytes += w.extra(int64(w.st.Blocks))
 		return w.enter(dir, unix.ByteSliceToString(name), w.st.Ino)
 	}
 	return false
@@ -162,6 +165,10 @@ func taken(st *unix.Statx_t, block int64) int64 {
 	}
 	return n / max(int64(st.Nlink), 1)
 }
+
+// extra is what a directory takes beyond the block that each has, for many names
+// that it has or, as some file systems never shrink it, had.
+func (w *walker) extra(blocks int64) int64 { return max(blocks*512-w.block, 0) }
 
 func (w *walker) enter(dir int, name string, ino uint64) bool {
 	if len(w.levels) >= maxDepth {
