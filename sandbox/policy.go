@@ -185,7 +185,7 @@ func (p Policy) validate() error {
 	if (p.Network == NetworkAllowlist) != (p.Egress != "") {
 		return &PolicyError{"Egress", fmt.Sprintf("the gateway's directory goes with network %q, and with no other", NetworkAllowlist), nil}
 	}
-	if p.Limits.CPUs < 0 || p.Limits.MemoryBytes < 0 || p.Limits.MaxProcs < 0 || p.TmpBytes < 0 || p.ShmBytes < 0 || p.HomeBytes < 0 {
+	if !(p.Limits.CPUs >= 0) || p.Limits.MemoryBytes < 0 || p.Limits.MaxProcs < 0 || p.TmpBytes < 0 || p.ShmBytes < 0 || p.HomeBytes < 0 {
 		return &PolicyError{"Limits", "sizes and limits must not be negative", nil}
 	}
 	return errors.Join(p.validatePaths(), p.validateText(), p.validateSecrets())
