@@ -45,6 +45,8 @@ type level struct {
 // each level of depth. Those it leaves out are said by Count.Partial.
 type walker struct {
 	count  Count
+	began  time.Time
+	top    int // a descriptor of the caller's
 	dev    uint64
 	block  int64
 	levels []level
@@ -67,11 +69,11 @@ func Walk(top *os.File, limits Limits) (Count, error) {
 		return Count{}, fmt.Errorf("count tree: %w", err)
 	}
 	block := max(int64(st.Blksize), 512) //nolint:unconvert // 32 bits on arm64
-	w := &walker{dev: st.Dev, block: block, levels: []level{{fd: fd, ino: st.Ino}}}
+	w := &walker{began: time.Now(), top: int(top.Fd()), dev: st.Dev, block: block, levels: []level{{fd: fd, ino: st.Ino}}}
 	w.count.Bytes = w.extra(st.Blocks)
 	defer w.close()
-	for began := time.Now(); len(w.levels) > 0; {
-		if _, over := limits.passed(w.count); over || time.Since(began) > maxWalk {
+	for len(w.levels) > 0 {
+		if _, over := limits.passed(w.count); over || time.Since(w.began) > maxWalk {
 			w.count.Partial = true
 			break
 		}
@@ -102,10 +104,11 @@ func openDir(dir int, name string) (int, error) {
 // directory to enter.
 func (w *walker) step() {
 	l := &w.levels[len(w.levels)-1]
-	if l.fd < 0 {
-		w.count.Partial = true // it could not be opened again
-		w.leave()
-		return
+	if l.fd < 0 { // what was below has been moved: the rest must not hide behind that
+		w.count.Partial = true
+		if l = w.resume(); l == nil {
+			return
+		}
 	}
 	n, err := unix.Getdents(l.fd, w.buf[:])
 	if err != nil {
@@ -208,19 +211,10 @@ func (w *walker) leave() {
 }
 
 // reopen gets at l again from the directory below it, which may have been moved
-// elsewhere meanwhile: then l stays closed.
+// elsewhere meanwhile: then l stays closed, until resume.
 func (w *walker) reopen(l *level, below int) {
 	if l.fd < 0 && below >= 0 {
-		fd, err := openDir(below, "..")
-		if err != nil {
-			return
-		}
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil || st.Ino != l.ino || st.Dev != w.dev {
-			unix.Close(fd)
-			return
-		}
-		l.fd = fd
+		l.fd = w.openSame(below, "..", l.ino)
 	}
 	if l.fd >= 0 {
 		if _, err := unix.Seek(l.fd, l.pos, 0); err != nil {
