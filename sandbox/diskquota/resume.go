@@ -28,6 +28,7 @@ func (w *walker) resume() *level {
 	}
 	l := &w.levels[len(w.levels)-1]
 	l.fd = fd
+	w.forget()
 	if _, err := unix.Seek(fd, l.pos, 0); err != nil {
 		w.levels = w.levels[:len(w.levels)-1]
 		unix.Close(fd)
@@ -38,12 +39,13 @@ func (w *walker) resume() *level {
 
 // find opens the directory in dir with the inode number; -1 if there is none.
 func (w *walker) find(dir int, ino uint64) int {
+	w.owner[0] = 0
 	for time.Since(w.began) < maxWalk {
-		n, err := unix.Getdents(dir, w.buf[:])
+		n, err := unix.Getdents(dir, w.bufs[0][:])
 		if err != nil || n <= 0 {
 			return -1
 		}
-		for b := w.buf[:n]; len(b) > 0; {
+		for b := w.bufs[0][:n]; len(b) > 0; {
 			size := int(binary.NativeEndian.Uint16(b[16:]))
 			name, is := b[19:size], binary.NativeEndian.Uint64(b)
 			if b = b[size:]; is != ino {

@@ -31,13 +31,17 @@ const (
 	maxOpen  = 64
 	maxDepth = 1 << 16
 	bufBytes = 16 << 10
+	// buffers is for how many of the deepest levels what was read is kept.
+	buffers = 4
 )
 
 // level is one directory between the top and where the walk is.
 type level struct {
 	fd  int // -1: closed for now
 	ino uint64
-	pos int64 // of the next entry to read
+	pos int64 // of the next entry to look at
+	// What was read of it but not looked at, while the buffer is this level's.
+	from, to int
 }
 
 // walker reads a tree by descriptors alone: it follows no symlink, enters no
@@ -51,7 +55,8 @@ type walker struct {
 	block  int64
 	levels []level
 	st     unix.Statx_t
-	buf    [bufBytes]byte
+	bufs   [buffers][bufBytes]byte
+	owner  [buffers]int // level whose entries a buffer has, counted from 1
 }
 
 // maxWalk bounds the time of one walk: a tree may change faster than it is read.
@@ -110,27 +115,43 @@ func (w *walker) step() {
 			return
 		}
 	}
-	n, err := unix.Getdents(l.fd, w.buf[:])
-	if err != nil {
-		w.count.Partial = true
+	buf := w.buffer()
+	if !w.kept() || l.from == l.to {
+		n, err := unix.Getdents(l.fd, buf[:])
+		if err != nil {
+			w.count.Partial = true
+		}
+		if err != nil || n <= 0 {
+			w.leave()
+			return
+		}
+		w.owner[len(w.levels)%buffers] = len(w.levels)
+		l.from, l.to = 0, n
 	}
-	if err != nil || n <= 0 {
-		w.leave()
-		return
-	}
-	for b := w.buf[:n]; len(b) > 0; {
+	for l.from < l.to {
+		b := buf[l.from:l.to]
 		size := int(binary.NativeEndian.Uint16(b[16:]))
 		l.pos = int64(binary.NativeEndian.Uint64(b[8:]))
+		l.from += size
 		name := b[19:size] // ends with a NUL
-		b = b[size:]
 		if name[0] == '.' && (name[1] == 0 || name[1] == '.' && name[2] == 0) {
 			continue
 		}
 		if w.entry(l.fd, name) {
-			return // into a directory; the rest of what was read is read again
+			return // into a directory
 		}
 	}
 }
+
+// buffer is that of the deepest level, which shares it with those a multiple of
+// buffers above it.
+func (w *walker) buffer() *[bufBytes]byte { return &w.bufs[len(w.levels)%buffers] }
+
+// kept tells whether the deepest level's buffer has what it read last.
+func (w *walker) kept() bool { return w.owner[len(w.levels)%buffers] == len(w.levels) }
+
+// forget has what is left of the deepest level read again, from its pos.
+func (w *walker) forget() { w.owner[len(w.levels)%buffers] = 0 }
 
 // entry counts one entry and tells whether it is a directory that was entered.
 func (w *walker) entry(dir int, name []byte) bool {
@@ -215,8 +236,9 @@ func (w *walker) leave() {
 func (w *walker) reopen(l *level, below int) {
 	if l.fd < 0 && below >= 0 {
 		l.fd = w.openSame(below, "..", l.ino)
+		w.forget()
 	}
-	if l.fd >= 0 {
+	if l.fd >= 0 && !w.kept() { // what was read and not looked at is read again
 		if _, err := unix.Seek(l.fd, l.pos, 0); err != nil {
 			unix.Close(l.fd)
 			l.fd = -1

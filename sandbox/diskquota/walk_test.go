@@ -145,6 +145,26 @@ func TestWalkWide(t *testing.T) {
 	}
 }
 
+// What was read of the levels above is gone on after each way down, however deep.
+func TestWalkDeepAndWide(t *testing.T) {
+	const depth, files = 11, 400
+	dir := t.TempDir()
+	want, at := int64(0), dir
+	for i := range depth {
+		for j := range files {
+			write(t, fmt.Sprintf("%s/%0150d", at, j), 0)
+			must(t, os.MkdirAll(fmt.Sprintf("%s/d%0*d%s", at, 100+i, j, strings.Repeat("/x", j%7)), 0o700))
+			want += 2 + int64(j%7)
+		}
+		at += "/down"
+		must(t, os.Mkdir(at, 0o700))
+		want++
+	}
+	if c := count(t, dir, Limits{}); c.Entries != want || c.Partial {
+		t.Errorf("got %+v, want %d entries", c, want)
+	}
+}
+
 func TestWalkStaysOnItsMount(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(dir+"/tree/mnt", 0o700))
