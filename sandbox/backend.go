@@ -75,11 +75,11 @@ func (c *ContainerdConfig) applyDefaults() {
 func newContainerd(h *Host) (*containerd.Backend, error) {
 	c := h.config.Containerd
 	c.applyDefaults()
-	points := []string{"/proc", "/dev", "/tmp", "/run", "/var/tmp", HomeDir, WorkspaceDir, EnvDir, EgressDir, ControlDir}
+	points := []string{"/proc", "/dev", "/tmp", "/run", HomeDir, WorkspaceDir, EnvDir, EgressDir, ControlDir}
 	return containerd.New(containerd.Config{
 		Address: c.Address, Namespace: c.Namespace, Runtime: c.Runtime, Owner: h.config.StateDir,
 		Image: c.Image, Snapshotter: c.Snapshotter, RootUID: c.RootUID, RootGID: c.RootGID,
-		Init: InitPath, ControlDir: ControlDir,
+		Init: InitPath, ControlDir: ControlDir, System: h.system.Dirs, Links: map[string]string{"/var/tmp": "/tmp"},
 		MountPoints: append(points, h.config.MountPoints...), Files: imageFiles(), Append: imageUsers(), TempDir: h.config.StateDir,
 	})
 }
