@@ -101,6 +101,64 @@ func TestBeginWithoutContainerd(t *testing.T) {
 	}
 }
 
+// A containerd that hangs holds nobody: a cancelled execution ends, and so does
+// the attempt to make its sandbox (F01, F09).
+func TestBeginWithFrozenContainerd(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	w := onContainerd(c)(t, nil)
+	w.policy.Args = []string{"true"}
+	for name, make := range map[string]func(ctx context.Context, id string, h *supervisor.Handle, p Policy) error{"begin": w.host.Begin, "resume": w.host.Resume} {
+		t.Run(name, func(t *testing.T) {
+			id := fmt.Sprintf("ex_%d_f%d", os.Getpid(), executions.Add(1))
+			spec, err := w.host.Command(id, w.policy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := filepath.Join(privateDir(t), "exec")
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			h, err := supervisor.Start(t.Context(), shimBinary, dir, spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := h.AwaitDoor(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			thaw := c.Freeze()
+			defer thaw()
+			made := errorOf(func() error { return make(t.Context(), id, h, w.policy) })
+			if err := h.Cancel(t.Context(), "enough"); err != nil {
+				t.Error(err)
+			}
+			if exit, err := h.Wait(t.Context()); err != nil || exit.Kind != supervisor.KindCancelled {
+				t.Errorf("%+v, %v", exit, err)
+			}
+			select {
+			case err := <-made:
+				if name == "begin" && err == nil {
+					t.Error("no error tells of a container that was not made")
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatal("it still waits for containerd")
+			}
+			thaw()
+			if err := w.host.End(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if list := c.Ctr("skerry", "containers", "list", "-q"); list != "" {
+		t.Errorf("left: %s", list)
+	}
+}
+
+func errorOf(f func() error) <-chan error {
+	out := make(chan error, 1)
+	go func() { out <- f() }()
+	return out
+}
+
 // A sweep removes this host's containers, running ones too, and no other's.
 func TestSweepRemovesWhatIsNotLive(t *testing.T) {
 	c := sandboxtest.StartContainerd(t)
