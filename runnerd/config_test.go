@@ -55,6 +55,12 @@ func TestConfigIsChecked(t *testing.T) {
 		"sandbox.containerd.address": func(c *Config) {
 			c.Sandbox.Backends, c.Sandbox.Containerd.Address = []string{"containerd"}, "unix:///run/sock"
 		},
+		"sandbox.containerd.namespace": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Namespace = []string{"containerd"}, "a/b"
+		},
+		"sandbox.containerd.runtime": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Runtime = []string{"containerd"}, "runc"
+		},
 		"sandbox.containerd.rootfs": func(c *Config) {
 			c.Sandbox.Backends, c.Sandbox.Containerd.Rootfs = []string{"containerd"}, "other"
 		},

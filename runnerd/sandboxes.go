@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -53,6 +54,14 @@ const (
 	rootfsImage = "image"
 )
 
+// What containerd takes for names.
+var (
+	containerdName = regexp.MustCompile(`^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`)
+	runtimeName    = regexp.MustCompile(`^io\.containerd\.[a-z0-9-]+\.v[0-9]+$`)
+)
+
+const maxContainerdName = 76
+
 func defaultSandbox() Sandbox {
 	return Sandbox{Backends: []string{sandbox.Bubblewrap}, Containerd: Containerd{Address: "/run/containerd/containerd.sock", Namespace: "skerry",
 		Runtime: "io.containerd.runc.v2", Rootfs: rootfsHost, Snapshotter: "overlayfs"}}
@@ -80,6 +89,10 @@ func (s Sandbox) validate(uids UIDs) error {
 		return &config.FieldError{Field: "sandbox.containerd.address", Problem: "is not an absolute path of at most 100 bytes", Remedy: "use the default, /run/containerd/containerd.sock"}
 	case c.Namespace == "" || c.Runtime == "" || c.Snapshotter == "":
 		return &config.FieldError{Field: "sandbox.containerd", Problem: "has an empty namespace, runtime or snapshotter", Remedy: "use the defaults"}
+	case !containerdName.MatchString(c.Namespace) || len(c.Namespace) > maxContainerdName:
+		return &config.FieldError{Field: "sandbox.containerd.namespace", Problem: fmt.Sprintf("is %q, which containerd takes for no name", c.Namespace), Remedy: "use letters and digits, with single . _ - between them, at most 76"}
+	case !runtimeName.MatchString(c.Runtime) && !filepath.IsAbs(c.Runtime):
+		return &config.FieldError{Field: "sandbox.containerd.runtime", Problem: fmt.Sprintf("is %q, which is neither io.containerd.NAME.vN nor an absolute path", c.Runtime), Remedy: "use the default, io.containerd.runc.v2"}
 	case c.Rootfs != rootfsHost && c.Rootfs != rootfsImage:
 		return &config.FieldError{Field: "sandbox.containerd.rootfs", Problem: fmt.Sprintf("is %q", c.Rootfs), Remedy: "use host or image"}
 	case (c.Rootfs == rootfsImage) != (c.Image != ""):

@@ -190,3 +190,27 @@ func TestImageWorkIsCleared(t *testing.T) {
 		t.Errorf("%+v %q", r.Exit, r.stderr)
 	}
 }
+
+// What containerd says of a setting is told as containerd's, not as the kernel's.
+func TestContainerdWithWrongSettings(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	for name, k := range map[string]struct {
+		change      func(*ContainerdConfig)
+		why, remedy string
+	}{
+		"namespace":       {func(c *ContainerdConfig) { c.Namespace = "a/b" }, "a/b", "containerd's own log"},
+		"runtime":         {func(c *ContainerdConfig) { c.Runtime = "bogus" }, "no such runtime", "sandbox.containerd.runtime"},
+		"missing runtime": {func(c *ContainerdConfig) { c.Runtime = "io.containerd.none.v2" }, "no such runtime", "sandbox.containerd.runtime"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := openHost(t, func(config *Config) {
+				config.Backend, config.Containerd.Address = Containerd, c.Address
+				k.change(&config.Containerd)
+			})
+			g, _ := h.Report().Get(Containerd)
+			if g.Available || !strings.Contains(g.Why, k.why) || !strings.Contains(g.Remedy, k.remedy) || strings.Contains(h.Report().String(), "CONFIG_SECCOMP") {
+				t.Errorf("report:\n%s", h.Report())
+			}
+		})
+	}
+}

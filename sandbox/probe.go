@@ -14,7 +14,6 @@ import (
 
 	"skerry.internal/sandbox/bubblewrap"
 	"skerry.internal/sandbox/cgroup"
-	"skerry.internal/sandbox/containerd"
 )
 
 // probeTimeout bounds each single sandbox that is tried.
@@ -28,8 +27,8 @@ type prober struct {
 	config Config
 	host   *Host
 	bwrap  string
-	// notMade is why the backend could not make the last sandbox, if it knows.
-	notMade *containerd.UnavailableError
+	// notMade is why the backend could not make a sandbox.
+	notMade error
 }
 
 func (p *prober) run(ctx context.Context) error {
