@@ -194,9 +194,12 @@ func (l *launcher) Release(id string) {
 	}
 }
 
-// sweep removes what a daemon that was killed left of executions that are no more.
-func (l *launcher) sweep(ctx context.Context, live func(id string) bool) error {
-	return errors.Join(l.host.Sweep(ctx, live), l.net.Sweep())
+// sweep removes what a daemon that was killed left of executions that are no
+// more. Sandboxes go off the daemon's way to its start, as a runtime that hangs
+// with one of them must not keep all other work waiting.
+func (l *launcher) sweep(live func(id string) bool) error {
+	l.ends.until("sandboxes of ended executions not removed", func() error { return l.host.Sweep(l.ends.ctx, live) })
+	return l.net.Sweep()
 }
 
 func networked(launch execution.Launch) bool {
