@@ -38,6 +38,9 @@ func newLauncher(ctx context.Context, cfg Config, log *slog.Logger, reg promethe
 	if err != nil {
 		return nil, err
 	}
+	if err := cfg.Sandbox.findReadOnly(); err != nil {
+		return nil, err
+	}
 	state := filepath.Join(cfg.DataDir, "sandbox")
 	if err := os.MkdirAll(state, 0o755); err != nil {
 		return nil, err

@@ -81,6 +81,9 @@ func (s Sandbox) validate(uids UIDs) error {
 	if s.RequireTier != "" && !sandbox.Tier(s.RequireTier).AtLeast(sandbox.TierNone) {
 		return &config.FieldError{Field: "sandbox.require_tier", Problem: fmt.Sprintf("is %q, which is no tier", s.RequireTier), Remedy: "use one that runnerd doctor prints"}
 	}
+	if err := s.validateReadOnly(); err != nil {
+		return err
+	}
 	c := s.Containerd
 	switch {
 	case !s.uses(sandbox.Containerd):
@@ -99,6 +102,32 @@ func (s Sandbox) validate(uids UIDs) error {
 		return &config.FieldError{Field: "sandbox.containerd.image", Problem: "goes with rootfs: image, and with no other", Remedy: "set both, or neither"}
 	case os.Geteuid() == 0 && uids.Count < 2:
 		return &config.FieldError{Field: "agent_uids", Problem: "has less than two uids: containerd needs one that no agent has", Remedy: "widen the range"}
+	}
+	return nil
+}
+
+// validateReadOnly refuses what can't be shown at its own path: what isn't named
+// plainly, and what would cover, or lie in, a place of the sandbox's own.
+func (s Sandbox) validateReadOnly() error {
+	for i, p := range s.ReadOnly {
+		field := fmt.Sprintf("sandbox.read_only[%d]", i)
+		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
+			return &config.FieldError{Field: field, Problem: fmt.Sprintf("is %q, which is not a clean absolute path", p), Remedy: "name a directory of the host such as /opt/tools"}
+		}
+		if own := sandbox.OwnPlace(p); own != "" {
+			return &config.FieldError{Field: field, Problem: fmt.Sprintf("is %s, but a sandbox has its own %s", p, own), Remedy: "show another directory"}
+		}
+	}
+	return nil
+}
+
+// findReadOnly looks for the directories on this host: without one of them no
+// execution would start.
+func (s Sandbox) findReadOnly() error {
+	for i, p := range s.ReadOnly {
+		if info, err := os.Stat(p); err != nil || !info.IsDir() {
+			return &config.FieldError{Field: fmt.Sprintf("sandbox.read_only[%d]", i), Problem: p + " is not a directory of this host", Remedy: "make it, or leave it out"}
+		}
 	}
 	return nil
 }
