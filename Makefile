@@ -72,6 +72,7 @@ bench: setup build ## Measure the budgets, side by side with bare bubblewrap
 
 .PHONY: vmtest
 vmtest: ## Run the limit, verdict and tier tests in a virtual machine with systemd and cgroup v2 (as root)
+	@deploy/scripts/setup.sh vmtest
 	@deploy/vmtest/vmtest run
 
 .PHONY: demo

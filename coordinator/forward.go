@@ -21,6 +21,7 @@ type effect struct {
 var (
 	reads      = effect{}
 	repeatable = effect{changes: true, safe: true, remedy: "repeat the call"}
+	sameOffset = effect{changes: true, safe: true, remedy: "repeat the call with the same offset"}
 	keyed      = effect{changes: true, safe: true, remedy: "repeat the call with the same idempotencyKey"}
 	unkeyed    = effect{changes: true, remedy: "look at the executions before you repeat the call; with an idempotencyKey repeating is safe"}
 	appending  = effect{changes: true, remedy: "look at the file before you repeat the call"}

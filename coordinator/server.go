@@ -25,7 +25,7 @@ const (
 )
 
 // clientStreams are the calls whose request body has no bound in all.
-var clientStreams = map[string]bool{rpc.FileServiceUploadFileProcedure: true}
+var clientStreams = map[string]bool{rpc.FileServiceUploadFileProcedure: true, rpc.ExecutionServicePortForwardProcedure: true}
 
 // routes builds the handler: health for everyone, all else behind a token.
 func (c *Coordinator) routes() http.Handler {
@@ -61,6 +61,10 @@ func (c *Coordinator) bound(next http.Handler, maxRequest int) http.Handler {
 		defer c.inFlight.Add(-1)
 		if c.inFlight.Add(1) > most {
 			refuse(w, r, problem.Limit("", fmt.Sprintf("%d calls at once", most), "repeat the call a little later").Retry())
+			return
+		}
+		if r.URL.Path == rpc.ExecutionServicePortForwardProcedure && !bothWays(r) {
+			refuse(w, r, needsBothWays())
 			return
 		}
 		if !clientStreams[r.URL.Path] {

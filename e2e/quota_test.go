@@ -34,6 +34,26 @@ func TestWorkspaceQuota(t *testing.T) {
 	}
 }
 
+// A command that fills the disk is stopped long before its time limit, and what
+// it left is committed.
+func TestWorkspaceQuotaWhileACommandRuns(t *testing.T) {
+	d := newDev(t, "SKERRY_RUNNERD_LIMITS_WORKSPACE_BYTES=20MiB")
+	c := d.admin()
+	e := c.sh(t, "while :; do head -c 1M /dev/zero >> big; sleep 0.02; done")
+	if e.State != skerryv1.StateFailed || e.Verdict.Kind != skerryv1.VerdictQuotaExceeded || e.Verdict.Limit != "workspace_bytes" || e.Verdict.Signal != "SIGTERM" {
+		t.Fatalf("a disk bomb: %s %v", e.State, e.Verdict)
+	}
+	if n := e.Snapshot.GetBytes(); n < 20<<20 {
+		t.Fatalf("what the command left is not committed: %d bytes", n)
+	}
+	if e.Usage.GetUserCpuUs()+e.Usage.GetSystemCpuUs() == 0 {
+		t.Errorf("usage %v", e.Usage)
+	}
+	if e := c.sh(t, "rm big"); e.State != skerryv1.StateCompleted {
+		t.Fatalf("making room: %v", e.Verdict)
+	}
+}
+
 func TestWorkIsRefusedBeforeTheDiskIsFull(t *testing.T) {
 	d := newDev(t, "SKERRY_RUNNERD_STORE_MIN_FREE=1000000GiB")
 	c := d.admin()

@@ -20,7 +20,7 @@ import (
 func TestI2ExecutionSurvivesKill9(t *testing.T) {
 	d := newDev(t)
 	c := d.admin()
-	e := c.start(t, `for i in $(seq 50); do echo line $i; sleep 0.1; done; exit 7`, nil)
+	e := c.start(t, `for i in $(seq 5); do echo line $i; done; until [ -e go ]; do sleep 0.05; done; for i in $(seq 6 50); do echo line $i; done; exit 7`, nil)
 	d.eventually("five lines", func() bool { return strings.Contains(c.log(t, e.Id, ""), "line 5\n") })
 	for range 2 {
 		d.kill()
@@ -30,6 +30,7 @@ func TestI2ExecutionSurvivesKill9(t *testing.T) {
 			t.Fatalf("after a restart the execution is %s (%v)", got.State, got.Verdict)
 		}
 	}
+	d.signal("go")
 	end := c.wait(t, e.Id)
 	wantState(t, end, "failed", "exited")
 	if end.Verdict.GetExitCode() != 7 {
@@ -41,6 +42,36 @@ func TestI2ExecutionSurvivesKill9(t *testing.T) {
 	}
 	if got := c.log(t, e.Id, ""); got != want.String() {
 		t.Fatalf("log after restarts:\n%s", got)
+	}
+}
+
+// A limit and its verdict hold for what an earlier daemon started.
+func TestI2LimitsSurviveKill9(t *testing.T) {
+	d := newDev(t, "SKERRY_RUNNERD_LIMITS_MEMORY=64MiB")
+	c := d.admin()
+	e := c.start(t, `echo up; until [ -e go ]; do sleep 0.05; done; exec python3 -c 'x = bytearray(1 << 30)'`, nil)
+	d.eventually("it runs", func() bool { return c.log(t, e.Id, "") == "up\n" })
+	d.kill()
+	d.start()
+	c = d.admin()
+	d.signal("go")
+	end := c.wait(t, e.Id)
+	wantState(t, end, "failed", "oom_killed")
+	if end.Usage.GetPeakMemoryBytes() < 32<<20 {
+		t.Errorf("usage %v", end.Usage)
+	}
+}
+
+// signal makes a file that a command waits for, in the only workspace. It does
+// what a sleep of the command would do, however slow the machine is.
+func (d *dev) signal(name string) {
+	d.t.Helper()
+	trees, err := filepath.Glob(filepath.Join(d.dir, "data", "runner", "workspaces", "*", "tree"))
+	if err != nil || len(trees) != 1 {
+		d.t.Fatalf("workspaces %v, %v", trees, err)
+	}
+	if err := os.WriteFile(filepath.Join(trees[0], name), nil, 0o644); err != nil {
+		d.t.Fatal(err)
 	}
 }
 

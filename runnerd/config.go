@@ -79,8 +79,13 @@ type Limits struct {
 	// control group, some milliseconds with version 1.
 	Memory    config.Bytes `yaml:"memory"`
 	Processes uint64       `yaml:"processes"`
-	CPUs      float64      `yaml:"cpus"`
-	OpenFiles uint64       `yaml:"open_files"`
+	// CPUs of one execution: a quota of processor time; code sees as many
+	// processors, rounded up. 0: no limit.
+	CPUs float64 `yaml:"cpus"`
+	// ThreadsHint is told to libraries (OMP_NUM_THREADS and its like) where CPUs
+	// is 0; 0: nothing is told, and they start a thread for each processor.
+	ThreadsHint int    `yaml:"threads_hint"`
+	OpenFiles   uint64 `yaml:"open_files"`
 	// FileBytes bounds each file, holes included: a snapshot reads them all.
 	FileBytes config.Bytes `yaml:"file_bytes"`
 	TmpBytes  config.Bytes `yaml:"tmp_bytes"`
@@ -97,6 +102,10 @@ type Limits struct {
 	// are kept, and writes are refused until there is room again.
 	WorkspaceBytes   config.Bytes `yaml:"workspace_bytes"`
 	WorkspaceEntries uint64       `yaml:"workspace_entries"`
+	// ProjectQuota "auto" sets both also as a project quota where the file system
+	// of data_dir enforces them (ext4 or xfs mounted with prjquota, daemon root);
+	// "off" never.
+	ProjectQuota string `yaml:"project_quota"`
 }
 
 // Store says how the content store is kept in order.
@@ -134,6 +143,12 @@ type REAPI struct {
 	MaxBlobs uint64       `yaml:"max_blobs"`
 }
 
+// Values of Limits.ProjectQuota.
+const (
+	projectAuto = "auto"
+	projectOff  = "off"
+)
+
 // DefaultConfig is what holds where the file says nothing.
 func DefaultConfig() Config {
 	host, _ := os.Hostname()
@@ -143,7 +158,7 @@ func DefaultConfig() Config {
 		DefaultTimeout: config.Duration(time.Hour), MaxTimeout: config.Duration(7 * 24 * time.Hour), Grace: config.Duration(5 * time.Second),
 		AgentUIDs: UIDs{First: 2_000_000_000, Count: 10_000},
 		Limits: Limits{Processes: 4096, OpenFiles: 65536, FileBytes: 64 << 30, TmpBytes: 1 << 30, ShmBytes: 1 << 30, LogHead: 8 << 20, LogTail: 24 << 20,
-			WorkspaceQueue: 256, UploadBytes: 64 << 30, WorkspaceBytes: 1 << 40, WorkspaceEntries: 20_000_000},
+			WorkspaceQueue: 256, UploadBytes: 64 << 30, WorkspaceBytes: 1 << 40, WorkspaceEntries: 20_000_000, ProjectQuota: projectAuto},
 		Store: Store{CollectEvery: config.Duration(time.Hour), KeepSnapshots: 1000, MinSnapshots: 10,
 			ScrubEvery: config.Duration(7 * 24 * time.Hour), ScrubRate: 16 << 20, MinFree: 256 << 20, MinFreeInodes: 1000},
 		Network:  Network{Default: "none", Policies: map[string]NetworkPolicy{}, UpstreamProxy: UpstreamProxy{NoProxy: []string{}}, DenyAddresses: []netip.Prefix{}, NAT64Prefixes: []netip.Prefix{}},
@@ -170,6 +185,10 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "agent_uids", Problem: "must start above 0 and end below 4294967294", Remedy: "choose a range that nothing else uses"}
 	case c.Limits.WorkspaceQueue <= 0:
 		return &config.FieldError{Field: "limits.workspace_queue", Problem: "must be over 0", Remedy: "use the default, 256"}
+	case c.Limits.CPUs < 0 || c.Limits.ThreadsHint < 0:
+		return &config.FieldError{Field: "limits.cpus", Problem: "limits.cpus and limits.threads_hint must not be negative", Remedy: "use 0 for none"}
+	case c.Limits.ProjectQuota != projectAuto && c.Limits.ProjectQuota != projectOff:
+		return &config.FieldError{Field: "limits.project_quota", Problem: "is neither auto nor off", Remedy: "use the default, auto"}
 	case c.Limits.UploadBytes == 0:
 		return &config.FieldError{Field: "limits.upload_bytes", Problem: "must be over 0", Remedy: "use the default, 64GiB"}
 	case c.Store.KeepSnapshots < 0 || c.Store.KeepSnapshots == 1:
@@ -200,6 +219,17 @@ func (c Config) slots() int {
 		return c.Slots
 	}
 	return max(8, 4*runtime.NumCPU())
+}
+
+// executionDir is an execution's directory; "" gives that of all.
+func (c Config) executionDir(id string) string { return filepath.Join(c.DataDir, "executions", id) }
+
+// quotaDir is where project quotas are looked for; empty: they are off.
+func (c Config) quotaDir() string {
+	if c.Limits.ProjectQuota == projectOff {
+		return ""
+	}
+	return c.DataDir
 }
 
 func (s Store) upkeep() upkeep.Config {

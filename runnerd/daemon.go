@@ -30,6 +30,7 @@ import (
 	"skerry.internal/runnerd/rpc"
 	"skerry.internal/runnerd/upkeep"
 	"skerry.internal/runnerd/workspace"
+	"skerry.internal/sandbox"
 )
 
 // Deps are what the daemon gets from its main.
@@ -104,7 +105,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.engine, err = execution.New(execution.Config{Dir: filepath.Join(cfg.DataDir, "executions"), ShimPath: launcher.shim, Slots: cfg.slots(),
+	d.engine, err = execution.New(execution.Config{Dir: cfg.executionDir(""), ShimPath: launcher.shim, Slots: cfg.slots(),
 		OutputBytes: outputBytes, OutputLines: outputLines, KeepLogs: cfg.KeepLogs.D(), KeepExecutions: cfg.KeepExecutions, Step: d.deps.Step},
 		d.journal, d.workspaces, launcher, d.deps.Logger, d.deps.Metrics)
 	if err != nil {
@@ -147,7 +148,8 @@ func (d *Daemon) serveCache(ctx context.Context) (err error) {
 func (d *Daemon) workspaceConfig() workspace.Config {
 	c := workspace.Config{MaxQueue: d.cfg.Limits.WorkspaceQueue, MaxChangedPaths: maxChangedPaths,
 		MaxFileBytes: int64(d.cfg.Limits.UploadBytes), Admit: d.keeper.Admit,
-		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}, Step: d.deps.Step}
+		Quota: workspace.Quota{Bytes: int64(d.cfg.Limits.WorkspaceBytes), Entries: int64(d.cfg.Limits.WorkspaceEntries),
+			Project: d.launcher.host.Report().Has(sandbox.ProjectQuota)}, Floor: workspace.Floor{AllowSecrets: d.cfg.AllowSecretPaths}, Step: d.deps.Step}
 	if os.Geteuid() == 0 {
 		agents := d.cfg.agents()
 		c.FirstUID, c.UIDs = agents.First, agents.Count

@@ -4,11 +4,23 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"skerry.internal/sandbox"
 )
+
+// nearest is dir or, before the daemon made it, what it will be made in.
+func nearest(dir string) string {
+	for dir != "" && dir != "/" {
+		if _, err := os.Stat(dir); err == nil {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+	return dir
+}
 
 // Doctor probes what sandboxes this host gives, without a daemon.
 // The configured backends come first, the others after them.

@@ -29,6 +29,7 @@ type launcher struct {
 	shim string
 	net  *egress.Gateway
 	ends *ends
+	cpus *sandbox.Processors
 }
 
 // newLauncher probes the host. A host that cannot make sandboxes at all, or not
@@ -50,7 +51,11 @@ func newLauncher(ctx context.Context, cfg Config, log *slog.Logger, reg promethe
 		return nil, err
 	}
 	l := &launcher{cfg: cfg, host: host, shim: shim, ends: newEnds(host.End, log)}
-	if l.net, err = openGateway(cfg, log, reg); err != nil {
+	l.net, err = openGateway(cfg, log, reg)
+	if err == nil {
+		l.cpus, err = sandbox.NewProcessors()
+	}
+	if err != nil {
 		return nil, errors.Join(err, l.close())
 	}
 	return l, nil
@@ -123,6 +128,8 @@ func (l *launcher) policy(id string, w *workspace.Workspace, launch execution.La
 		Network:   sandbox.NetworkNone,
 		Limits: sandbox.Limits{CPUs: limits.CPUs, MemoryBytes: int64(limits.Memory), MaxProcs: int64(limits.Processes),
 			NoFile: limits.OpenFiles, FileSize: uint64(limits.FileBytes)},
+		CPUSet:      l.cpus.Take(id, limits.CPUs),
+		ThreadsHint: limits.ThreadsHint,
 	}
 	for _, p := range l.cfg.Sandbox.ReadOnly {
 		policy.ReadOnly = append(policy.ReadOnly, sandbox.Bind{Source: p, Target: p})
@@ -145,6 +152,7 @@ func (l *launcher) Spec(_ context.Context, id string, w *workspace.Workspace, la
 		return spec, err
 	}
 	spec.Timeout, spec.Grace = launch.Timeout, l.cfg.Grace.D()
+	spec.Quota = w.WatchedQuota()
 	spec.Log = supervisor.LogLimits{HeadBytes: int64(limits.LogHead), TailBytes: int64(limits.LogTail)}
 	return spec, nil
 }
@@ -167,6 +175,7 @@ func (l *launcher) openNetwork(id string, w *workspace.Workspace, launch executi
 
 // Resume implements execution.Launcher.
 func (l *launcher) Resume(id string, w *workspace.Workspace, launch execution.Launch) error {
+	l.cpus.Resume(id, supervisor.CPUSet(l.cfg.executionDir(id)), l.cfg.Limits.CPUs)
 	if !networked(launch) {
 		return nil
 	}
@@ -191,6 +200,7 @@ func (l *launcher) Begin(ctx context.Context, id string, w *workspace.Workspace,
 
 // Release implements execution.Launcher.
 func (l *launcher) Release(id string) {
+	l.cpus.Release(id)
 	l.net.Release(id)
 	if l.host.Backend() != sandbox.Bubblewrap {
 		l.ends.add(id)

@@ -144,7 +144,7 @@ func (c Config) agents() UIDs {
 
 // sandboxConfig fills in what the configuration says about a backend.
 func (c Config) sandboxConfig(base sandbox.Config, backend string) sandbox.Config {
-	base.Backend, base.Bwrap, base.MountPoints = backend, c.Sandbox.Bwrap, c.Sandbox.ReadOnly
+	base.Backend, base.Bwrap, base.MountPoints, base.QuotaDir = backend, c.Sandbox.Bwrap, c.Sandbox.ReadOnly, nearest(c.quotaDir())
 	ctrd := c.Sandbox.Containerd
 	base.Containerd = sandbox.ContainerdConfig{Address: ctrd.Address, Namespace: ctrd.Namespace, Runtime: ctrd.Runtime, Snapshotter: ctrd.Snapshotter}
 	if ctrd.Rootfs == rootfsImage {

@@ -28,6 +28,8 @@ type Config struct {
 	ProbeGID uint32
 	// NoCgroups leaves control groups alone: limits are then rlimits.
 	NoCgroups bool
+	// QuotaDir is where workspaces lie; empty: project quotas are not wanted.
+	QuotaDir string
 	// MountPoints are further targets for Policy.ReadOnly.
 	MountPoints []string
 
@@ -126,6 +128,10 @@ func (h *Host) Command(id string, p Policy) (supervisor.Spec, error) {
 func (h *Host) document(p Policy) (*specs.Spec, error) {
 	p.Rootfs, p.System, p.Init = h.rootfs, h.system.Dirs, h.config.Shim
 	p.CgroupNamespace = h.report.has(CgroupNamespace)
+	p, err := h.tellProcessors(p)
+	if err != nil {
+		return nil, err
+	}
 	return p.Spec()
 }
 
@@ -140,6 +146,7 @@ func (h *Host) command(id string, p Policy) (supervisor.Spec, error) {
 	}
 	spec.ID = id
 	spec.Forward, spec.Secrets = p.forward(), p.secrets()
+	spec.CPUs = p.CPUSet
 	limits := cgroup.Limits{MemoryBytes: int64(spec.Limits.MemoryBytes), CPUs: spec.Limits.CPUs}
 	// Entering a group can take 10 ms: none for what a resource limit does too.
 	if !h.processesByRlimit {

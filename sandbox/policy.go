@@ -117,6 +117,12 @@ type Policy struct {
 	Secrets []Secret
 
 	Limits Limits
+	// CPUSet are the processors that the code starts on, as Processors.Take
+	// gives them; empty: the daemon's own.
+	CPUSet []int
+	// ThreadsHint is how many threads libraries are told to start where
+	// Limits.CPUs does not say it; 0: nothing is told.
+	ThreadsHint int
 	// CgroupNamespace hides the host's control group paths.
 	CgroupNamespace bool
 }

@@ -14,6 +14,7 @@ import (
 
 	"skerry.internal/sandbox/bubblewrap"
 	"skerry.internal/sandbox/cgroup"
+	"skerry.internal/sandbox/diskquota"
 )
 
 // probeTimeout bounds each single sandbox that is tried.
@@ -42,6 +43,7 @@ func (p *prober) run(ctx context.Context) error {
 	disable := p.tryOption(ctx, "--disable-userns")
 	p.add(Guarantee{Name: CgroupNamespace, Available: p.tryOption(ctx, "--unshare-cgroup"), Remedy: "a kernel with CONFIG_CGROUPS and cgroup name spaces"})
 	p.cgroups()
+	p.quotas()
 	p.host.backend = bwrapBackend{bubblewrap.New(bubblewrap.Config{
 		Path:          p.bwrap,
 		BindFD:        p.host.report.has(BindByFD),
@@ -164,6 +166,18 @@ func (p *prober) cgroups() {
 	root := os.Getuid() == 0
 	p.add(Guarantee{Name: UIDSeparation, Available: root, Why: choose(root, "", "the daemon is not root, so all agents share its uid"),
 		Remedy: "run the daemon as root; it runs no agent's code as root"})
+}
+
+func (p *prober) quotas() {
+	g := Guarantee{Name: ProjectQuota, Remedy: "put data_dir on ext4 or xfs mounted with prjquota and run the daemon as root; until then the quota is watched while a command runs, and counted at its end"}
+	if p.config.QuotaDir == "" {
+		g.Why, g.Remedy = "it is switched off", "limits.project_quota: auto"
+	} else if err := diskquota.Enforced(p.config.QuotaDir); err != nil {
+		g.Why = err.Error()
+	} else {
+		g.Available, g.Why = true, "by the file system of data_dir"
+	}
+	p.add(g)
 }
 
 func choose(cond bool, yes, no string) string {

@@ -78,6 +78,9 @@ const (
 	CgroupNamespace = "cgroup-namespace"
 	UIDSeparation   = "uid-separation"
 	BindByFD        = "bind-by-descriptor"
+	// ProjectQuota: the file system refuses a write over a workspace's quota.
+	// Without, the quota is watched while a command runs.
+	ProjectQuota = "project-quota"
 )
 
 // needed are the guarantees without which nothing runs.
@@ -139,6 +142,9 @@ func (r Report) Get(name string) (Guarantee, bool) {
 	}
 	return Guarantee{}, false
 }
+
+// Has reports whether the host gives the guarantee.
+func (r Report) Has(name string) bool { return r.has(name) }
 
 func (r Report) has(name string) bool {
 	g, _ := r.Get(name)

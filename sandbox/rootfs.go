@@ -102,12 +102,22 @@ func (b *rootfsBuilder) build(system System, mountPoints []string) error {
 	if err := b.write(InitPath, nil); err != nil {
 		return err
 	}
+	if err := b.writeOnline(); err != nil {
+		return err
+	}
 	for _, name := range publicEtc {
 		if err := b.copyPublic("/etc/" + name); err != nil {
 			return err
 		}
 	}
 	return b.writeGenerated()
+}
+
+// writeOnline is the only file of /sys: see tellProcessors. Empty, on a host
+// without sysfs, it makes the C library look elsewhere.
+func (b *rootfsBuilder) writeOnline() error {
+	online, _ := os.ReadFile(onlineFile)
+	return b.write(onlineFile, online)
 }
 
 func (b *rootfsBuilder) host(path string) string { return filepath.Join(b.dir, path) }

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 
@@ -60,6 +59,9 @@ func (p Policy) process() *specs.Process {
 	}
 }
 
+// threadVariables are what libraries and tools read the number of threads from.
+var threadVariables = []string{"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS", "GOMAXPROCS", "PYTHON_CPU_COUNT"}
+
 // environment gives NAME=value pairs in order. The CPU limit is told to the
 // libraries that would otherwise start a thread for every visible core (F20).
 func (p Policy) environment() []string {
@@ -70,9 +72,9 @@ func (p Policy) environment() []string {
 	if p.EnvPrefix != "" {
 		env["PATH"] = EnvDir + "/bin:" + env["PATH"]
 	}
-	if p.Limits.CPUs > 0 {
-		n := strconv.Itoa(int(math.Ceil(p.Limits.CPUs)))
-		for _, name := range []string{"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS", "GOMAXPROCS"} {
+	if threads := p.threads(); threads > 0 {
+		n := strconv.Itoa(threads)
+		for _, name := range threadVariables {
 			env[name] = n
 		}
 		env["MAKEFLAGS"] = "-j" + n

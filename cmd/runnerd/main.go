@@ -82,6 +82,9 @@ func serve(ctx context.Context, cfg runnerd.Config) error {
 	if err != nil {
 		return err
 	}
+	if err := daemon.NotifyReady(); err != nil {
+		log.Warn("systemd not told", "err", err)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	if cfg.MetricsListen != "" {
 		ln, err := net.Listen("tcp", cfg.MetricsListen)

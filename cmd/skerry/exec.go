@@ -20,7 +20,7 @@ func asConnect(err error, target **connect.Error) bool { return errors.As(err, t
 
 func (a *app) execCommand() *cobra.Command {
 	c := &cobra.Command{Use: "exec", Short: "Look at executions and end them", Example: "  skerry exec list --state running"}
-	c.AddCommand(a.execList(), a.execStatus(), a.execLogs(), a.execCancel())
+	c.AddCommand(a.execList(), a.execStatus(), a.execLogs(), a.execAttach(), a.execCancel())
 	return group(c)
 }
 
@@ -213,13 +213,14 @@ func (a *app) follow(ctx context.Context, c *clients, id string, cursor uint64, 
 const resumePause = 300 * time.Millisecond
 
 // mayResume: the daemons could not be reached or said to try again. An answer
-// that names another problem stands.
+// that names another problem stands. A broken connection counts as cancelled for
+// Connect; whether the caller's own context ended is for the caller to know.
 func mayResume(err error) bool {
 	if p := problem.Of(err); p != nil {
 		return p.Retryable || p.Reason == problem.RunnerUnreachable
 	}
 	var wireError *connect.Error
-	return asConnect(err, &wireError) && connect.CodeOf(err) != connect.CodeDeadlineExceeded && connect.CodeOf(err) != connect.CodeCanceled
+	return asConnect(err, &wireError) && connect.CodeOf(err) != connect.CodeDeadlineExceeded
 }
 
 // following is a log that is being followed.
@@ -227,7 +228,7 @@ type following struct {
 	app     *app
 	clients *clients
 	req     *skerryv1.FollowExecutionLogsRequest // Cursor is where to go on
-	seen    time.Time                            // when the daemons last sent something
+	seen    time.Time                            // when there last was a connection
 }
 
 // once follows over one connection.
@@ -237,7 +238,14 @@ func (f *following) once(ctx context.Context) (*skerryv1.Execution, error) {
 		return nil, err
 	}
 	defer func() { _ = in.Close() }()
+	connected := false
+	defer func() {
+		if connected {
+			f.seen = time.Now() // until now, though there may have been nothing to say
+		}
+	}()
 	for in.Receive() {
+		connected = true
 		f.seen = time.Now()
 		page := in.Msg()
 		if err := f.app.printPage(page, page.Records, page.DroppedBytes); err != nil {

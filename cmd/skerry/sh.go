@@ -28,11 +28,13 @@ type runFlags struct {
 	stdin       bool
 	requireTier string
 	network     string
+	interactiveFlags
 }
 
 func (f *runFlags) register(c *cobra.Command) {
 	flags := c.Flags()
-	flags.DurationVar(&f.wait, "wait", 30*time.Second, "how long to wait for the end; the command goes on after that and the exit code is 124")
+	f.interactiveFlags.register(flags)
+	flags.DurationVar(&f.wait, "wait", 30*time.Second, "how long to wait for the end (with -i or -t: for ever); the command goes on after that and the exit code is 124")
 	flags.BoolVar(&f.background, "background", false, "do not wait; print the execution's id")
 	flags.DurationVar(&f.timeout, "timeout", 0, "wall-clock limit of the command (default: the runner's)")
 	flags.StringVar(&f.runner, "runner", "", "runner to use (default: the one that the agent uses)")
@@ -82,9 +84,18 @@ func (a *app) shCommand() *cobra.Command {
 	var script bool
 	c := &cobra.Command{
 		Use: "sh [flags] 'COMMAND' [ARG...]", Short: "Run a shell command in the agent's workspace",
-		Example: "  skerry sh 'python3 analyse.py > out.csv'\n  skerry sh --background --timeout 6h ./train.sh\n  skerry sh --network pypi 'pip install --target lib attrs'\n  skerry sh --script jobs/run.sh -- --fast",
-		Args:    cobra.MinimumNArgs(1),
+		Long:    "Run a shell command in the agent's workspace. With -it it has this terminal; without a command that is an interactive bash.",
+		Example: "  skerry sh -it\n  tar c data | skerry sh -i 'tar x'\n  skerry sh 'python3 analyse.py > out.csv'\n  skerry sh --background --timeout 6h ./train.sh\n  skerry sh --network pypi 'pip install --target lib attrs'\n  skerry sh --script jobs/run.sh -- --fast",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if f.terminal && !script {
+				return nil
+			}
+			return cobra.MinimumNArgs(1)(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return a.start(cmd.Context(), &f, interactiveShell)
+			}
 			return a.start(cmd.Context(), &f, func(ctx context.Context, c *clients, o *skerryv1.RunOptions) (*skerryv1.Execution, error) {
 				req := &skerryv1.RunShellRequest{Command: args[0], Arguments: args[1:], Options: o}
 				if script {
@@ -102,6 +113,21 @@ func (a *app) shCommand() *cobra.Command {
 	f.register(c)
 	c.Flags().SetInterspersed(true)
 	return c
+}
+
+// interactiveShell starts bash for somebody who types.
+func interactiveShell(ctx context.Context, c *clients, o *skerryv1.RunOptions) (*skerryv1.Execution, error) {
+	if _, set := o.Env["PS1"]; !set {
+		if o.Env == nil {
+			o.Env = map[string]string{}
+		}
+		o.Env["PS1"] = `skerry:\w\$ `
+	}
+	res, err := c.executions.RunCommand(ctx, connect.NewRequest(&skerryv1.RunCommandRequest{Program: "/bin/bash", Args: []string{"--noprofile", "--norc", "-i"}, Options: o}))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.Execution, nil
 }
 
 func (a *app) runCommand() *cobra.Command {
@@ -137,6 +163,12 @@ func (a *app) start(ctx context.Context, f *runFlags, call submit) error {
 	if err != nil {
 		return err
 	}
+	if f.any() {
+		if err := f.check(a, f); err != nil {
+			return err
+		}
+		o.Interactive = f.interactiveFlags.options(a)
+	}
 	deadline := time.Now().Add(f.wait)
 	// With --json the answer is held back; else the output is followed as it comes.
 	var hold uint32
@@ -154,6 +186,8 @@ func (a *app) start(ctx context.Context, f *runFlags, call submit) error {
 	case f.background:
 		_, err = fmt.Fprintln(a.stdout, e.Id)
 		return err
+	case f.any():
+		return a.interact(ctx, c, f, e)
 	case a.json:
 		if e, err = a.awaitUntil(ctx, c, e, deadline); err != nil {
 			return err

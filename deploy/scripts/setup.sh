@@ -6,6 +6,11 @@ set -euo pipefail
 command -v go >/dev/null || { echo "setup: Go 1.26 or newer is needed; see https://go.dev/doc/install" >&2; exit 1; }
 need=()
 [ "${1:-}" != race ] || command -v gcc >/dev/null || need+=(gcc libc6-dev)
+if [ "${1:-}" = vmtest ]; then
+	command -v mmdebstrap >/dev/null || need+=(mmdebstrap)
+	command -v qemu-system-x86_64 >/dev/null || need+=(qemu-system-x86)
+	PATH=$PATH:/usr/sbin command -v debugfs >/dev/null || need+=(e2fsprogs)
+fi
 command -v bwrap >/dev/null || need+=(bubblewrap)
 [ -x /usr/bin/python3 ] || need+=(python3-minimal)
 /usr/bin/python3 -m pip --version >/dev/null 2>&1 || need+=(python3-pip)

@@ -10,7 +10,7 @@ delegated() {
 		as=(--uid "$2" --setenv=HOME="/home/$2")
 		shift 2
 	fi
-	systemd-run --quiet --pipe --wait --collect -p Delegate=yes -p KillMode=process -p WorkingDirectory="$PWD" \
+	systemd-run --quiet --pipe --wait --collect -p Delegate=yes -p DelegateSubgroup=skerry-daemon -p KillMode=process -p WorkingDirectory="$PWD" \
 		--setenv=PATH="$PATH" --setenv=SKERRY_REQUIRE_PROBES=1 --setenv=SKERRY_BIN="$SKERRY_BIN" "${as[@]}" "$@"
 }
 export -f delegated

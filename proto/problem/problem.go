@@ -38,6 +38,10 @@ const (
 	Unsupported          = "UNSUPPORTED"
 	ShuttingDown         = "SHUTTING_DOWN"
 	StoreFailed          = "STORE_FAILED"
+	NotInteractive       = "NOT_INTERACTIVE"
+	InputConflict        = "INPUT_CONFLICT"
+	NotRunning           = "EXECUTION_NOT_RUNNING"
+	PortClosed           = "PORT_CLOSED"
 	Internal             = "INTERNAL"
 )
 
@@ -53,6 +57,8 @@ type Error struct {
 	Remedy string
 	// Retryable: the same request may succeed later without change.
 	Retryable bool
+	// Expected is the value that Field should have had, where one is right.
+	Expected string
 	// Cause is for logs only; it is never sent.
 	Cause error
 }
@@ -130,7 +136,7 @@ func Connect(err error) error {
 
 // Proto is the detail that goes with the error.
 func (e *Error) Proto() *skerryv1.Problem {
-	return &skerryv1.Problem{Reason: e.Reason, Field: e.Field, Limit: e.Limit, Remedy: e.Remedy, Retryable: e.Retryable}
+	return &skerryv1.Problem{Reason: e.Reason, Field: e.Field, Limit: e.Limit, Remedy: e.Remedy, Retryable: e.Retryable, Expected: e.Expected}
 }
 
 // Of finds the Problem in an error that came over the wire; nil when it has none.

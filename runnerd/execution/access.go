@@ -22,6 +22,7 @@ func (e *Engine) Get(ctx context.Context, agent, id string) (*skerryv1.Execution
 		}
 		if r.State == skerryv1.StateRunning {
 			r.Stdout, r.Stderr = e.output(id)
+			r.InputAccepted = inputBytes(ctx, x)
 		}
 		return r, nil
 	}
@@ -30,6 +31,20 @@ func (e *Engine) Get(ctx context.Context, agent, id string) (*skerryv1.Execution
 		return nil, missing(id)
 	}
 	return r, err
+}
+
+// inputBytes asks the supervisor of an interactive execution how much input it
+// had; without an answer a writer begins at 0 and is told better.
+func inputBytes(ctx context.Context, x *live) uint64 {
+	h := x.supervisor()
+	if x.launch.Input == nil || h == nil {
+		return 0
+	}
+	status, err := h.Status(ctx)
+	if err != nil {
+		return 0
+	}
+	return status.InputBytes
 }
 
 func missing(id string) error {

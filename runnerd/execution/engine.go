@@ -39,6 +39,8 @@ type Launch struct {
 	Timeout time.Duration     `json:"timeout"`
 	// Network is the policy's name; empty, as in records of old: none.
 	Network string `json:"network,omitempty"`
+	// Input, if set, makes it interactive.
+	Input *supervisor.Input `json:"input,omitempty"`
 }
 
 // Launcher makes the supervisor's orders for a launch in a workspace, and says

@@ -2,6 +2,7 @@ package execution
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -28,6 +29,9 @@ type live struct {
 	record *skerryv1.Execution
 	handle *supervisor.Handle
 	reason string // of the cancel
+
+	// forwards counts the connections to its ports.
+	forwards atomic.Int32
 }
 
 func newLive(w *workspace.Workspace, ticket *workspace.Ticket, record *skerryv1.Execution, l Launch) *live {

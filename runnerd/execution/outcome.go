@@ -60,7 +60,8 @@ func withoutHostPaths(exit supervisor.Exit) string {
 
 func usage(exit supervisor.Exit) *skerryv1.Usage {
 	return &skerryv1.Usage{UserCpuUs: uint64(exit.Usage.UserMicros), SystemCpuUs: uint64(exit.Usage.SystemMicros),
-		MaxRssBytes: uint64(exit.Usage.MaxRSSBytes), PeakMemoryBytes: uint64(exit.Usage.PeakMemoryBytes)}
+		MaxRssBytes: uint64(exit.Usage.MaxRSSBytes), PeakMemoryBytes: uint64(exit.Usage.PeakMemoryBytes),
+		ReadBytes: uint64(exit.Usage.ReadBytes), WrittenBytes: uint64(exit.Usage.WrittenBytes)}
 }
 
 // output makes the bounded text of both streams from the log.

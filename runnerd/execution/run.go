@@ -166,6 +166,7 @@ func (e *Engine) launch(x *live) (*supervisor.Handle, error) {
 		}
 		spec.Stdin = stdinFile
 	}
+	spec.Input = x.launch.Input
 	return e.shims.Start(e.ctx, dir, spec)
 }
 
@@ -186,6 +187,7 @@ func (e *Engine) finish(x *live, exit supervisor.Exit, committed workspace.Commi
 		r.Stdout, r.Stderr = stdout, stderr
 		r.Snapshot, r.Changes = committed.Snapshot, committed.Changes
 		r.Usage = usage(exit)
+		r.InputAccepted = exit.InputBytes
 		r.Problem = ""
 		setTimes(r.Times, exit, e.cfg.Now())
 	})

@@ -51,7 +51,8 @@ func (s executions) submit(ctx context.Context, req connect.AnyRequest, o *skerr
 	if err != nil {
 		return nil, err
 	}
-	record := &skerryv1.Execution{Agent: w.Agent, Runner: s.cfg.Name, Command: command, IdempotencyKey: o.GetIdempotencyKey()}
+	record := &skerryv1.Execution{Agent: w.Agent, Runner: s.cfg.Name, Command: command, IdempotencyKey: o.GetIdempotencyKey(),
+		Interactive: l.Input != nil, Terminal: l.Input != nil && l.Input.Terminal != nil}
 	id, err := s.engine.Submit(ctx, w, record, l, identity(req.Any()))
 	if err != nil {
 		return nil, err

@@ -137,6 +137,9 @@ func (s *Services) launch(h http.Header, argv []string, o *skerryv1.RunOptions, 
 	if err := checkEnv(l.Env); err != nil {
 		return l, err
 	}
+	if err := setInteractive(&l, o.GetInteractive()); err != nil {
+		return l, err
+	}
 	if err := s.checkTier(o.GetRequireTier()); err != nil {
 		return l, err
 	}

@@ -143,7 +143,7 @@ func (m *Manager) load(ctx context.Context, r journal.Workspace) (*Workspace, er
 			return nil, err
 		}
 	}
-	if err := w.makeDirs(); err != nil {
+	if err := errors.Join(w.makeDirs(), w.setProject()); err != nil {
 		return nil, err
 	}
 	m.open[r.ID] = w

@@ -9,6 +9,8 @@ import (
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
+	"skerry.internal/sandbox/diskquota"
+	"skerry.internal/sandbox/supervisor"
 )
 
 // Quota bounds what one workspace may hold, which is all that an agent has on a
@@ -17,6 +19,10 @@ import (
 type Quota struct {
 	Bytes   int64 // 0: no limit
 	Entries int64 // files, directories and symlinks; 0: no limit
+	// Project also sets them as a project quota of the file system, which then
+	// refuses the write itself; see diskquota.Enforced. The project's number is
+	// the agent's uid.
+	Project bool
 }
 
 // Over says which quota is passed.
@@ -30,6 +36,16 @@ type Over struct {
 // Detail words it for the agent.
 func (o *Over) Detail() string {
 	return fmt.Sprintf("the workspace holds %d, over its quota of %d (%s); its files are kept: remove some", o.Have, o.Most, o.Limit)
+}
+
+// setProject puts the workspace's directory under a project quota. The commands
+// that run while the daemon starts were under it from their start.
+func (w *Workspace) setProject() error {
+	q := w.manager.cfg.Quota
+	if !q.Project || w.UID <= 0 || q.Bytes <= 0 && q.Entries <= 0 {
+		return nil
+	}
+	return diskquota.SetProject(w.dir, uint32(w.UID), diskquota.Limits{Bytes: q.Bytes, Entries: q.Entries})
 }
 
 func entries(s cas.TreeStats) int64 { return s.Files + s.Dirs + s.Symlinks }
@@ -51,6 +67,16 @@ func (q Quota) usage(s cas.TreeStats) *skerryv1.WorkspaceUsage {
 		u.Over = o.Limit
 	}
 	return u
+}
+
+// WatchedQuota is what a command is held to while it runs; nil: no quota.
+func (w *Workspace) WatchedQuota() *supervisor.Quota {
+	q := w.manager.cfg.Quota
+	if q.Bytes <= 0 && q.Entries <= 0 {
+		return nil
+	}
+	now, _ := w.usage()
+	return &supervisor.Quota{Dir: w.Tree(), Bytes: q.Bytes, Entries: q.Entries, UsedBytes: now.Bytes, UsedEntries: entries(now)}
 }
 
 // room refuses a write of size bytes at p, which is cleaned, that would leave

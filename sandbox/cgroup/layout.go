@@ -59,8 +59,9 @@ const groupDir = "skerry"
 
 // Setup finds the hierarchies below own group of this process and prepares a
 // directory in each. Hierarchies that can't be used are reported in Why, not as
-// an error. On version 2 it may have to move this process into a leaf of its
-// own, as a group with processes can't hand its controllers down.
+// an error. On version 2 it may have to move this process: into a scope of its
+// own, where systemd has not left it the group that it is in, and into a leaf
+// there, as a group with processes can't hand its controllers down.
 func Setup() (Layout, error) {
 	mounts, err := readMounts("/proc/self/mountinfo")
 	if err != nil {
@@ -70,7 +71,27 @@ func Setup() (Layout, error) {
 	if err != nil {
 		return Layout{}, err
 	}
-	return setup(mounts, own), nil
+	refused := error(nil)
+	if needsScope(mounts, own[""]) {
+		if refused = joinScope(); refused == nil {
+			if own, err = readOwn("/proc/self/cgroup"); err != nil {
+				return Layout{}, err
+			}
+		}
+	}
+	l := setup(mounts, own)
+	for c, why := range l.Why {
+		if refused != nil {
+			l.Why[c] = why + "; " + refused.Error()
+		}
+	}
+	return l, nil
+}
+
+// needsScope tells whether limits need the unified hierarchy, and systemd has it.
+func needsScope(m mounts, own string) bool {
+	missing := slices.ContainsFunc(wanted, func(c string) bool { return m.v1[c] == "" })
+	return m.v2 != "" && missing && systemdRuns() && !(delegated(base(m.v2, own)) && restartable(own))
 }
 
 func setup(mounts mounts, own map[string]string) Layout {

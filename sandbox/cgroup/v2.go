@@ -18,10 +18,7 @@ const daemonDir = "skerry-daemon"
 
 // setupV2 takes from the unified hierarchy the controllers that version 1 lacks.
 func (l *Layout) setupV2(mount, own string) {
-	base := filepath.Join(mount, own)
-	if filepath.Base(own) == daemonDir { // this process, or the one that started it, moved here before
-		base = filepath.Dir(base)
-	}
+	base := base(mount, own)
 	offered, err := readWords(filepath.Join(base, "cgroup.controllers"))
 	if err != nil {
 		l.explain(wanted, fmt.Sprintf("the process's own control group can't be read: %v", err))
@@ -48,6 +45,15 @@ func (l *Layout) setupV2(mount, own string) {
 	l.V2, l.V2Controllers = dir, use
 }
 
+// base is the group below which all is made.
+func base(mount, own string) string {
+	dir := filepath.Join(mount, own)
+	if filepath.Base(own) == daemonDir { // this process, or the one that started it, moved here before
+		return filepath.Dir(dir)
+	}
+	return dir
+}
+
 func (l *Layout) explain(controllers []string, why string) {
 	for _, c := range controllers {
 		if l.V1[c] == "" && l.Why[c] == "" {
@@ -71,6 +77,7 @@ func delegate(base, dir string, controllers []string) error {
 		err = enable(dir, controllers)
 	}
 	if err != nil {
+		_ = os.Remove(dir) // unless others use it
 		return fmt.Errorf("hand down controllers %v from %s: %w", controllers, base, err)
 	}
 	return nil

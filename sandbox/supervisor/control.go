@@ -15,19 +15,26 @@ import (
 // connection that init made (see LaunchConnect). The shim
 // learns the senders' host pids from the kernel (SCM_CREDENTIALS).
 //
-//	shim -> init    config (text) and 'S' secrets, sent before init exists; 'T' terminate
-//	init -> shim    'H' hello; 'X' start failed; 'E' leader ended
+//	shim -> init    config (text) and 'S' secrets, sent before init exists; 'T' terminate, 'K' kill all, 'P' hang up, 'C' connect
+//	init -> shim    'H' hello; 'X' start failed; 'E' leader ended; 'U' usage, the last; 'I' input, 'D' connected
 //	leader -> shim  'R' ready, before it executes the command; answered by 'G' go
 //
 // The leader waits for 'G' so that it is in its control groups, and its
 // identity on disk, before the first instruction of the command.
 const (
 	msgTerm  = 'T'
+	msgKill  = 'K'
 	msgGo    = 'G'
 	msgHello = 'H'
 	msgReady = 'R'
 	msgFail  = 'X'
 	msgEnd   = 'E'
+	msgUsage = 'U'
+	// Of interactive executions, see terminal.go, and of connect.go.
+	msgStdin     = 'I' // init -> shim, with the shim's end of the input
+	msgHangUp    = 'P' // shim -> init
+	msgConnect   = 'C'
+	msgConnected = 'D'
 )
 
 const (
@@ -40,6 +47,7 @@ type initConfig struct {
 	drain   time.Duration
 	limits  []rlimit
 	forward *Forward
+	input   *Input
 	files   []string // names of the descriptors that come with it, after 0, 1 and 2
 	secrets int      // messages that follow, see Secret
 }
@@ -51,11 +59,11 @@ type rlimit struct {
 
 // initConfig is the same however init and shim meet.
 func (s *Spec) initConfig() initConfig {
-	return initConfig{drain: s.Drain, limits: s.rlimits(), forward: s.Forward, secrets: len(s.Secrets)}
+	return initConfig{drain: s.Drain, limits: s.rlimits(), forward: s.Forward, secrets: len(s.Secrets), input: s.Input}
 }
 
 // encode gives "drain=NANOS", "rlimit=RESOURCE:VALUE", "forward=PORT:SOCKET",
-// "file=NAME" and "secrets=NUMBER" lines.
+// "file=NAME", "secrets=NUMBER" and "input=..." lines.
 func (c initConfig) encode() []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "drain=%d\n", c.drain.Nanoseconds())
@@ -64,6 +72,9 @@ func (c initConfig) encode() []byte {
 	}
 	if c.forward != nil {
 		fmt.Fprintf(&b, "forward=%s\n", c.forward.encode())
+	}
+	if c.input != nil {
+		fmt.Fprintf(&b, "input=%s\n", c.input.encode())
 	}
 	for _, name := range c.files {
 		fmt.Fprintf(&b, "file=%s\n", name)
@@ -88,6 +99,8 @@ func parseInitConfig(b []byte) (initConfig, error) {
 			err = c.addLimit(value)
 		case "forward":
 			c.forward, err = parseForward(value)
+		case "input":
+			c.input, err = parseInput(value)
 		case "file":
 			c.files = append(c.files, value)
 		case "secrets":
@@ -190,21 +203,24 @@ func controlPair() (ours, theirs int, err error) {
 	return fds[0], fds[1], nil
 }
 
-// recvControl reads one message and the host pid of its sender. A zero length
-// means that every holder of the other end is gone.
-func recvControl(fd int, buf []byte) (n, pid int, err error) {
+// recvControl reads one message, the host pid of its sender and the descriptor
+// that came with it, or -1, which is the caller's. A zero length means that every
+// holder of the other end is gone.
+func recvControl(fd int, buf []byte) (n, pid, file int, err error) {
 	oob := make([]byte, 64)
 	n, oobn, _, _, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 	if err != nil || n == 0 {
-		return n, 0, err
+		return n, 0, -1, err
 	}
+	file = firstFile(oob[:oobn])
 	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || len(msgs) == 0 {
-		return n, 0, err
-	}
-	cred, err := unix.ParseUnixCredentials(&msgs[0])
 	if err != nil {
-		return n, 0, err
+		return n, 0, file, err
 	}
-	return n, int(cred.Pid), nil
+	for i := range msgs {
+		if cred, err := unix.ParseUnixCredentials(&msgs[i]); err == nil {
+			return n, int(cred.Pid), file, nil
+		}
+	}
+	return n, 0, file, nil
 }

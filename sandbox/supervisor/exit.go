@@ -41,17 +41,8 @@ type Exit struct {
 	Ended   time.Time `json:"ended"`
 	Usage   Usage     `json:"usage"`
 	Log     LogStats  `json:"log"`
-}
-
-// Usage is what the whole sandbox consumed.
-type Usage struct {
-	UserMicros   int64 `json:"userMicros"`
-	SystemMicros int64 `json:"systemMicros"`
-	// MaxRSSBytes is the largest resident set of any one process, the
-	// sandbox's own init (a few MiB) included.
-	MaxRSSBytes int64 `json:"maxRssBytes"`
-	// PeakMemoryBytes of all processes together; 0 without a memory cgroup.
-	PeakMemoryBytes int64 `json:"peakMemoryBytes,omitempty"`
+	// InputBytes is how much input an interactive execution was given.
+	InputBytes uint64 `json:"inputBytes,omitempty"`
 }
 
 // LogStats count payload bytes; Dropped ones were produced but are not kept.

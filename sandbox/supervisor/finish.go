@@ -20,17 +20,22 @@ func (r *run) finish(broken string) error {
 	if r.ended.IsZero() {
 		r.ended = time.Now()
 	}
-	var notes []string
+	notes := r.notes
 	r.closePipes(&notes)
 	r.out.oomKills = r.cgroups.oomKills()
-	peak := r.cgroups.peakMemory()
+	r.noteFullProject()
+	usage := r.usage()
 	r.cgroups.kill()
 	if err := r.cgroups.remove(); err != nil {
 		notes = append(notes, err.Error())
 	}
 	exit := r.out.verdict()
 	exit.Started, exit.Ended = r.started, r.ended
-	exit.Usage = r.usage(peak)
+	exit.Usage = usage
+	if r.input != nil {
+		r.input.shut()
+		exit.InputBytes = r.input.total
+	}
 	if r.log != nil {
 		if err := r.log.close(); err != nil {
 			notes = append(notes, "part of the output could not be kept: "+err.Error())
@@ -78,17 +83,6 @@ func (r *run) closePipes(notes *[]string) {
 	if r.out.broken == "" && r.out.cause == "" {
 		r.out.broken = fmt.Sprintf("the sandbox could not be set up: %s (%s)", said, describe(r.reaper.hostStatus()))
 	}
-}
-
-func (r *run) usage(peak int64) Usage {
-	u := Usage{PeakMemoryBytes: peak}
-	if r.reaper != nil {
-		ru := r.reaper.usage()
-		u.UserMicros = ru.Utime.Sec*1e6 + ru.Utime.Usec
-		u.SystemMicros = ru.Stime.Sec*1e6 + ru.Stime.Usec
-		u.MaxRSSBytes = ru.Maxrss << 10
-	}
-	return u
 }
 
 func joinDetail(detail string, notes []string) string {

@@ -159,39 +159,54 @@ func (h *Handle) Status(ctx context.Context) (Status, error) {
 
 func shimAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) ||
-		errors.Is(err, unix.ECONNRESET) || errors.Is(err, errNoAnswer)
+		cutOff(err)
+}
+
+// cutOff says that a shim was there and closed the connection: it ended, or its
+// patience with a client that a busy host holds up did.
+func cutOff(err error) bool {
+	return errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) || errors.Is(err, errNoAnswer)
 }
 
 var errNoAnswer = errors.New("the shim ended without an answer")
 
-// ask sends one request and reads the answer. A shim that cut the connection off
-// before the request came, since this process was slow, is asked again.
-func (h *Handle) ask(ctx context.Context, request string) ([]byte, error) {
-	for {
-		b, err := h.askOnce(ctx, request)
-		if !errors.Is(err, unix.EPIPE) || ctx.Err() != nil {
-			return b, err
-		}
-	}
-}
-
-// askOnce reaches the socket through the directory's descriptor, since its path
-// may be too long for an address.
-func (h *Handle) askOnce(ctx context.Context, request string) ([]byte, error) {
+// dialShim connects to the shim's socket, which is reached through the
+// directory's descriptor, since its path may be too long for an address.
+func (h *Handle) dialShim() (int, error) {
 	d, err := os.Open(h.dir)
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
 	defer d.Close()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
+		return -1, err
+	}
+	addr := filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), sockFile)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// ask sends one request, which may be repeated, and reads the answer.
+func (h *Handle) ask(ctx context.Context, request string) (b []byte, err error) {
+	const tries = 4
+	for range tries {
+		if b, err = h.askOnce(ctx, request); !cutOff(err) {
+			break
+		}
+	}
+	return b, err
+}
+
+func (h *Handle) askOnce(ctx context.Context, request string) ([]byte, error) {
+	fd, err := h.dialShim()
+	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	addr := filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), sockFile)
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
-		return nil, err
-	}
 	// A wake-up for ctx: shutting the socket down ends the blocking calls.
 	stop := context.AfterFunc(ctx, func() { _ = unix.Shutdown(fd, unix.SHUT_RDWR) })
 	defer stop()

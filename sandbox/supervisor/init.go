@@ -47,10 +47,15 @@ func Init(args []string) error {
 		}
 		go f.run()
 	}
-	leader, err := startLeader(control, argv, config.limits)
+	input, err := openInput(control, config.input)
 	if err != nil {
 		return errors.Join(err, send(control, asStartFailure(err).encode()))
 	}
+	leader, err := startLeader(control, argv, config.limits, input)
+	if err != nil {
+		return errors.Join(err, send(control, asStartFailure(err).encode()))
+	}
+	input.leaderHasIt()
 	go obeyControl(control)
 	return reap(control, leader, config.drain)
 }
@@ -120,17 +125,32 @@ func obeyControl(control int) {
 		if err != nil || n == 0 {
 			os.Exit(1)
 		}
-		if buf[0] == msgTerm {
-			// Everything but init itself; a stopped process must see it too.
-			_ = unix.Kill(-1, unix.SIGTERM)
-			_ = unix.Kill(-1, unix.SIGCONT)
+		switch buf[0] {
+		case msgTerm:
+			signalAll(unix.SIGTERM)
+		case msgKill:
+			endRest()
+		case msgHangUp:
+			signalAll(unix.SIGHUP)
+		case msgConnect:
+			if q, ok := parseConnectRequest(buf[:n]); ok {
+				go answerConnect(control, q)
+			}
 		}
 	}
 }
 
+// signalAll reaches everything but init itself; a stopped process must see it
+// too.
+func signalAll(sig unix.Signal) {
+	_ = unix.Kill(-1, sig)
+	_ = unix.Kill(-1, unix.SIGCONT)
+}
+
 // reap collects children until none is left or, once the leader has ended, the
-// drain time is over.
+// drain time is over. What all of them used is its last message.
 func reap(control, leader int, drain time.Duration) error {
+	var sum Usage
 	for {
 		var status syscall.WaitStatus
 		var usage syscall.Rusage
@@ -138,17 +158,29 @@ func reap(control, leader int, drain time.Duration) error {
 		if err == syscall.EINTR {
 			continue
 		}
-		if err != nil {
-			os.Exit(0) // ECHILD: the namespace is empty
+		if err != nil { // ECHILD: the namespace is empty
+			if err := send(control, sum.encode()); err != nil {
+				return err
+			}
+			os.Exit(0)
 		}
+		sum.add(&usage)
 		if pid != leader || !(status.Exited() || status.Signaled()) {
 			continue
 		}
 		if err := send(control, leaderEnd{status, usage.Maxrss << 10}.encode()); err != nil {
 			return err
 		}
-		time.AfterFunc(drain, func() { os.Exit(0) })
+		time.AfterFunc(drain, endRest)
 	}
+}
+
+// endRest kills all but init, which then reaps and counts them; the kernel would
+// drop what they used if init ended first. No process escapes a fork during the
+// call. Only one that hangs in the kernel outlives the patience.
+func endRest() {
+	_ = unix.Kill(-1, unix.SIGKILL)
+	time.AfterFunc(killPatience/2, func() { os.Exit(0) })
 }
 
 func send(fd int, msg []byte) error {

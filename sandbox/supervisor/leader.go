@@ -23,6 +23,11 @@ func (e *startError) Error() string { return e.what + ": " + e.errno.Error() }
 type leaderPlan struct {
 	control  uintptr
 	failures uintptr // write end of the pipe that tells why exec failed
+	// The interactive input: the descriptor, how many of the standard streams it
+	// becomes, and whether it is a terminal.
+	input    uintptr
+	streams  uintptr
+	terminal bool
 	limits   []rlimitArg
 	paths    []*byte
 	argv     **byte
@@ -45,17 +50,19 @@ const (
 	stageLimits
 	stageHandshake
 	stageExec
+	stageInput
 )
 
 // startLeader forks the leader into a session of its own and returns when it
 // executes argv or failed to. A fork of our own, not os/exec, because resource
 // limits and the handshake with the shim have to happen in the child alone:
 // init itself must never run into the limits of the code that it watches.
-func startLeader(control int, argv []string, limits []rlimit) (int, error) {
+func startLeader(control int, argv []string, limits []rlimit, in leaderInput) (int, error) {
 	plan, err := newLeaderPlan(control, argv, limits)
 	if err != nil {
 		return 0, err
 	}
+	plan.setInput(in)
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 		return 0, &startError{err.(syscall.Errno), "pipe"} //nolint:errorlint // x/sys gives bare numbers
@@ -98,6 +105,16 @@ func newLeaderPlan(control int, argv []string, limits []rlimit) (*leaderPlan, er
 	}
 	plan.argv, plan.envv = &args[0], &env[0]
 	return plan, nil
+}
+
+func (p *leaderPlan) setInput(in leaderInput) {
+	switch {
+	case in.fd < 0:
+	case in.terminal:
+		p.input, p.streams, p.terminal = uintptr(in.fd), 3, true
+	default:
+		p.input, p.streams = uintptr(in.fd), 1
+	}
 }
 
 // awaitExec reads the child's report; the end of the pipe without one means
@@ -153,6 +170,11 @@ func becomeLeader(p *leaderPlan) {
 	}
 	for sig := uintptr(1); sig <= 64; sig++ {
 		syscall.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&p.action[0])), 0, 8, 0, 0)
+	}
+	if p.streams > 0 {
+		if errno = takeTerminal(p); errno != 0 {
+			giveUp(p, stageInput, errno)
+		}
 	}
 	for i := range p.limits {
 		l := &p.limits[i]

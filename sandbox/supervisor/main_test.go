@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 
 // The same as an ordinary user, without change of user or staged mounts.
 func TestAsOrdinaryUser(t *testing.T) {
-	sandboxtest.AsOrdinaryUser(t, shimBinary, "Guest|Verdicts|Output|Cancel|F0|Limits|Killed|Void|Reach|Fork")
+	sandboxtest.AsOrdinaryUser(t, shimBinary, "Guest|Verdicts|Output|Cancel|F0|Limits|Killed|Void|Reach|Fork|Usage|QuotaStops")
 }
 
 const (

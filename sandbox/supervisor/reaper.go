@@ -22,7 +22,7 @@ type reaper struct {
 	host   int // 0 once reaped: its pid may then be reused
 	initFD int // pidfd of init, -1 while unknown
 	status syscall.WaitStatus
-	sum    syscall.Rusage
+	sum    Usage
 }
 
 func newReaper() (*reaper, error) {
@@ -65,23 +65,13 @@ func (r *reaper) waitOne() bool {
 	if err != nil || pid <= 0 {
 		return err == syscall.EINTR || err == nil
 	}
-	r.add(usage)
+	r.sum.add(&usage)
 	if pid == r.host {
 		r.host, r.status = 0, status
 		// bwrap is gone: init must not live on, whatever ended bwrap.
 		killChildren()
 	}
 	return true
-}
-
-func (r *reaper) add(u syscall.Rusage) {
-	r.sum.Utime = addTime(r.sum.Utime, u.Utime)
-	r.sum.Stime = addTime(r.sum.Stime, u.Stime)
-	r.sum.Maxrss = max(r.sum.Maxrss, u.Maxrss)
-}
-
-func addTime(a, b syscall.Timeval) syscall.Timeval {
-	return syscall.NsecToTimeval(a.Nano() + b.Nano())
 }
 
 func (r *reaper) setInit(fd int) {
@@ -126,7 +116,7 @@ func killChildren() {
 	}
 }
 
-func (r *reaper) usage() syscall.Rusage {
+func (r *reaper) usage() Usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.sum

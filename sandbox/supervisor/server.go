@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 )
 
 // The shim's socket: SOCK_SEQPACKET, one request and one answer a connection.
+// inputwire.go has the requests of interactive executions.
 const (
 	askStatus = "status"
 	askCancel = "cancel"
@@ -22,6 +24,7 @@ const (
 type server struct {
 	fd   int
 	name string
+	buf  []byte // as large as a request can be, once input is taken
 }
 
 // listen binds name, relative to the current directory: a socket's path is
@@ -53,14 +56,68 @@ func (s *server) serve(r *run) {
 		}
 		patience := unix.Timeval{Usec: 100_000}
 		_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
-		buf := make([]byte, 64)
+		buf := s.buffer(r)
 		if n, err := unix.Read(conn, buf); err == nil && n > 0 {
-			_ = send(conn, r.answer(string(buf[:n])))
+			reply := r.react(conn, buf[:n])
+			if reply == nil {
+				continue // it comes later, and conn is closed then
+			}
+			_ = send(conn, reply)
 		} else {
 			r.checkCancel()
 		}
 		unix.Close(conn)
 	}
+}
+
+func (s *server) buffer(r *run) []byte {
+	if s.buf == nil {
+		size := 64
+		if r.input != nil {
+			size = maxInputRequest
+		}
+		s.buf = make([]byte, size)
+	}
+	return s.buf
+}
+
+// react gives the answer to a request, or nil for one that has to wait.
+func (r *run) react(conn int, request []byte) []byte {
+	switch {
+	case bytes.HasPrefix(request, []byte(askInput)):
+		return r.takeInput(conn, request)
+	case bytes.HasPrefix(request, []byte(askResize)):
+		w, ok := parseResize(request)
+		if !ok {
+			return connectReply{Refusal: refusedMalformed}.encode()
+		}
+		return connectReply{Refusal: r.input.resize(w)}.encode()
+	case bytes.HasPrefix(request, []byte(askConnect)):
+		if refusal := r.connect(conn, request); refusal != "" {
+			return connectReply{Refusal: refusal}.encode()
+		}
+		return nil
+	}
+	return r.answer(string(request))
+}
+
+func (r *run) takeInput(conn int, request []byte) []byte {
+	if r.input == nil {
+		return inputAnswer{Refusal: refusedNotInteractive}.encode()
+	}
+	q, ok := parseInputRequest(request)
+	if !ok {
+		return inputAnswer{Refusal: refusedMalformed}.encode()
+	}
+	r.input.flush()
+	a := r.input.accept(q)
+	waits := r.input.full() && a.Refusal == "" && !a.Closed && a.Written == 0 && len(q.data) > 0
+	if waits && r.input.park(conn) {
+		return nil
+	}
+	r.input.flush()
+	a.Closed = r.input.isClosed()
+	return a.encode()
 }
 
 func (r *run) answer(request string) []byte {
@@ -89,6 +146,9 @@ func (r *run) status() Status {
 		s.Started = r.started
 	}
 	s.Stopping = r.out.cause
+	if r.input != nil {
+		s.InputBytes = r.input.total
+	}
 	s.Awaiting = r.door.open()
 	return s
 }

@@ -25,6 +25,9 @@ const (
 // ErrSpec marks a spec that cannot be run as it stands.
 var ErrSpec = errors.New("invalid execution spec")
 
+// maxCPUs is the kernel's size of an affinity mask as x/sys has it.
+const maxCPUs = 1024
+
 // Spec says completely what one supervisor runs. The program in Argv must be
 // bubblewrap (or something with the same manners) that ends up executing
 // "runnerd-shim init" as pid 1 of a new pid namespace; or Launch says that such
@@ -59,8 +62,14 @@ type Spec struct {
 	Log     LogLimits     `json:"log"`
 	Limits  Limits        `json:"limits"`
 	Cgroups []CgroupDir   `json:"cgroups,omitempty"`
+	// CPUs are the processors that the command starts on; none: the shim's own.
+	CPUs []int `json:"cpus,omitempty"`
+	// Quota, if set, is watched while the command runs.
+	Quota *Quota `json:"quota,omitempty"`
 	// Forward, if set, is what init listens to inside.
 	Forward *Forward `json:"forward,omitempty"`
+	// Input, if set, makes the execution interactive; Stdin is empty then.
+	Input *Input `json:"input,omitempty"`
 	// Secrets that init gives to the command.
 	Secrets []Secret `json:"secrets,omitempty"`
 }
@@ -155,7 +164,15 @@ func (s *Spec) Validate() error {
 	if s.Credential != nil && (s.Credential.UID == 0 || s.Credential.GID == 0) {
 		return fmt.Errorf("%w: credential must not be uid or gid 0", ErrSpec)
 	}
-	if err := s.Forward.validate(); err != nil {
+	if err := errors.Join(s.Forward.validate(), s.Quota.validate()); err != nil {
+		return err
+	}
+	for _, cpu := range s.CPUs {
+		if cpu < 0 || cpu >= maxCPUs {
+			return fmt.Errorf("%w: no processor has the number %d", ErrSpec, cpu)
+		}
+	}
+	if err := s.validateInput(); err != nil {
 		return err
 	}
 	if err := s.validateSecrets(); err != nil {

@@ -36,6 +36,8 @@ type Status struct {
 	// Stopping is timed_out or cancelled while the command is being ended.
 	Stopping Kind     `json:"stopping,omitempty"`
 	Log      LogStats `json:"log"`
+	// InputBytes is how much input an interactive execution was given.
+	InputBytes uint64 `json:"inputBytes,omitempty"`
 }
 
 // resolve tells the state of dir for good. For an execution without a shim it

@@ -77,9 +77,13 @@ type run struct {
 	log     *logWriter
 	pump    *pump
 	server  *server
+	quota   *quotaWatch // nil: none
 	child   launched
 	door    *door // of a sandbox that connects, else nil
 	reaper  *reaper
+	input   *input // nil unless it is interactive
+
+	connects connects
 
 	out      outcome
 	identity shimIdentity
@@ -92,6 +96,8 @@ type run struct {
 	deadline time.Time // of the command, or of the set-up before it
 	killAt   time.Time // set once SIGTERM was sent
 	killed   bool
+	notes    []string // for the verdict's detail
+	gentle   bool     // init was asked to kill all, see kill
 }
 
 // setupLimit bounds what comes before the command: a sandbox that can't be set
@@ -111,6 +117,7 @@ func (r *run) supervise(dir string) error {
 		return r.finish(err.Error())
 	}
 	r.spec, r.cgroups = spec, spec.Cgroups
+	r.input = newInput(spec.Input, func() { _ = send(r.child.control, []byte{msgHangUp}) })
 	if r.reaper, err = newReaper(); err != nil {
 		return r.finish(err.Error())
 	}
@@ -159,6 +166,9 @@ func (r *run) prepare() (err error) {
 	if err := r.cgroups.create(); err != nil {
 		return err
 	}
+	if r.quota, err = openQuota(r.spec.Quota); err != nil {
+		return err
+	}
 	if r.server, err = listen(sockFile); err != nil {
 		return err
 	}
@@ -168,44 +178,66 @@ func (r *run) prepare() (err error) {
 	return nil
 }
 
+// What the loop waits for, by the place in its list.
+const (
+	pollEnd     = iota // of the sandbox
+	pollControl        // init's messages
+	pollServer         // the daemon's requests
+	pollDoor           // an init that connects
+	pollQuota          // an end of a walk
+	pollInput          // room for input
+	pollCount
+)
+
 // loop serves everything that happens until no process of the sandbox is left.
 func (r *run) loop() {
-	fds := []unix.PollFd{
-		{Fd: int32(r.reaper.event), Events: unix.POLLIN},
-		{Fd: int32(r.child.control), Events: unix.POLLIN},
-		{Fd: -1, Events: unix.POLLIN},
-		{Fd: -1, Events: unix.POLLIN},
-	}
-	if r.server != nil {
-		fds[2].Fd = int32(r.server.fd)
-	}
-	if r.door.open() {
-		fds[3].Fd = int32(r.door.fd)
-	}
+	fds := r.pollList()
 	for !r.deserted() {
+		fds[pollInput] = r.input.pollFd()
 		_, err := unix.Ppoll(fds, r.untilNextDeadline(), nil)
 		if err != nil && err != unix.EINTR {
 			r.breakOff("poll: " + err.Error())
 		}
 		// The leader's report first: an end of its own outranks a time-out.
-		if fds[1].Revents != 0 && !r.readControl() {
-			fds[1].Fd = -1
+		if fds[pollControl].Revents != 0 && !r.readControl() {
+			fds[pollControl].Fd = -1
 		}
-		if fds[2].Revents != 0 {
+		if fds[pollServer].Revents != 0 {
 			r.server.serve(r)
 		}
-		if fds[3].Revents != 0 && r.door.open() {
+		r.input.polled(fds[pollInput].Revents)
+		if fds[pollDoor].Revents != 0 && r.door.open() {
 			if r.admit(); !r.door.open() {
-				fds[0].Fd, fds[1].Fd, fds[3].Fd = int32(r.initFD), int32(r.child.control), -1
+				fds[pollEnd].Fd, fds[pollControl].Fd, fds[pollDoor].Fd = int32(r.initFD), int32(r.child.control), -1
 			}
 			continue
 		}
-		if fds[0].Revents != 0 {
+		if fds[pollEnd].Revents != 0 {
 			r.readControl()
 			return
 		}
-		r.checkDeadlines(time.Now())
+		now := time.Now()
+		r.checkQuota(now, fds[pollQuota].Revents != 0)
+		r.checkDeadlines(now)
 	}
+}
+
+func (r *run) pollList() []unix.PollFd {
+	fds := make([]unix.PollFd, pollCount)
+	for i := range fds {
+		fds[i] = unix.PollFd{Fd: -1, Events: unix.POLLIN}
+	}
+	fds[pollEnd].Fd, fds[pollControl].Fd = int32(r.reaper.event), int32(r.child.control)
+	if r.server != nil {
+		fds[pollServer].Fd = int32(r.server.fd)
+	}
+	if r.door.open() {
+		fds[pollDoor].Fd = int32(r.door.fd)
+	}
+	if r.quota != nil {
+		fds[pollQuota].Fd = int32(r.quota.event)
+	}
+	return fds
 }
 
 func (r *run) untilNextDeadline() *unix.Timespec {
@@ -213,7 +245,13 @@ func (r *run) untilNextDeadline() *unix.Timespec {
 	if !r.killAt.IsZero() {
 		next = r.killAt
 	}
-	if next.IsZero() || r.killed {
+	if r.killed {
+		next = time.Time{}
+	} else {
+		next = earliest(next, r.quotaAt())
+	}
+	next = earliest(earliest(next, r.input.wakeAt()), r.connects.wakeAt())
+	if next.IsZero() {
 		return nil
 	}
 	ts := unix.NsecToTimespec(max(time.Until(next), 0).Nanoseconds())
@@ -221,6 +259,8 @@ func (r *run) untilNextDeadline() *unix.Timespec {
 }
 
 func (r *run) checkDeadlines(now time.Time) {
+	r.input.expire(now)
+	r.connects.expire(now)
 	switch {
 	case r.killed:
 	case !r.killAt.IsZero():
@@ -254,11 +294,23 @@ func (r *run) stop(cause Kind, reason string) {
 		r.kill()
 		return
 	}
+	if r.input != nil && r.input.terminal {
+		r.input.hangUp() // interactive shells ignore SIGTERM
+	}
 	r.killAt = time.Now().Add(r.spec.Grace)
 }
 
-// kill ends the whole namespace at once.
+// killPatience is how long init may take to kill the rest and to reap it.
+const killPatience = 2 * time.Second
+
+// kill ends the whole namespace: by init, which first counts what its processes
+// used, and, should that fail, at once.
 func (r *run) kill() {
+	if r.leader != 0 && !r.gentle && send(r.child.control, []byte{msgKill}) == nil {
+		r.gentle = true
+		r.killAt = time.Now().Add(killPatience)
+		return
+	}
 	r.killed = true
 	r.door.close()
 	r.reaper.kill()

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"skerry.internal/sandbox/diskquota"
 )
 
 // outcome is all that the shim learnt about how an execution ended.
@@ -16,6 +18,9 @@ type outcome struct {
 	failure  *startFailure // exec failed inside
 	broken   string        // the sandbox itself could not be set up
 	oomKills int64
+	usage    *Usage          // as init counted it
+	limit    string          // that the cause quota_exceeded names
+	full     *diskquota.Over // the file system's own quota is used up
 }
 
 // verdict decides how an execution ended. A leader that ended by itself before
@@ -23,9 +28,9 @@ type outcome struct {
 func (o outcome) verdict() Exit {
 	switch {
 	case o.cause != "" && o.end == nil:
-		return Exit{Kind: o.cause, Detail: o.reason, Signal: "SIGKILL"}
+		return Exit{Kind: o.cause, Detail: o.reason, Signal: "SIGKILL", Limit: o.limit}
 	case o.cause != "":
-		return Exit{Kind: o.cause, Detail: o.reason + "; the command " + describe(o.end.status), Signal: signalOf(o.end.status)}
+		return Exit{Kind: o.cause, Detail: o.reason + "; the command " + describe(o.end.status), Signal: signalOf(o.end.status), Limit: o.limit}
 	case o.failure != nil:
 		return o.failure.verdict()
 	case o.broken != "":
@@ -53,6 +58,9 @@ func (o outcome) ended() Exit {
 		return oom
 	case status.Signaled() && status.Signal() == syscall.SIGXFSZ:
 		e.Kind, e.Limit, e.Detail = KindQuotaExceeded, "file_size", "a file grew over the limit of a single file's size"
+	case failed && o.full != nil:
+		e.Kind, e.Limit = KindQuotaExceeded, o.full.Limit
+		e.Detail = fmt.Sprintf("the command failed and the workspace's quota is used up: %d of %d (%s)", o.full.Have, o.full.Most, o.full.Limit)
 	}
 	return e
 }

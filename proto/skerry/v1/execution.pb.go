@@ -48,7 +48,9 @@ type RunOptions struct {
 	// Standard input; empty: /dev/null. At most 1 MiB.
 	Stdin []byte `protobuf:"bytes,9,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	// Require at least this sandbox tier; the request fails when the runner has less.
-	RequireTier   string `protobuf:"bytes,10,opt,name=require_tier,json=requireTier,proto3" json:"require_tier,omitempty"`
+	RequireTier string `protobuf:"bytes,10,opt,name=require_tier,json=requireTier,proto3" json:"require_tier,omitempty"`
+	// Set: standard input is written while the command runs, by WriteInput.
+	Interactive   *Interactive `protobuf:"bytes,11,opt,name=interactive,proto3" json:"interactive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -153,6 +155,133 @@ func (x *RunOptions) GetRequireTier() string {
 	return ""
 }
 
+func (x *RunOptions) GetInteractive() *Interactive {
+	if x != nil {
+		return x.Interactive
+	}
+	return nil
+}
+
+// Interactive says how input reaches a running command: one of the two.
+type Interactive struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A pipe.
+	Stdin bool `protobuf:"varint,1,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	// A terminal, which is all three standard streams of the command; its output
+	// is all on "stdout".
+	Terminal      *TerminalOptions `protobuf:"bytes,2,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Interactive) Reset() {
+	*x = Interactive{}
+	mi := &file_skerry_v1_execution_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Interactive) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Interactive) ProtoMessage() {}
+
+func (x *Interactive) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_execution_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Interactive.ProtoReflect.Descriptor instead.
+func (*Interactive) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Interactive) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
+}
+
+func (x *Interactive) GetTerminal() *TerminalOptions {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+// TerminalOptions are how a terminal begins.
+type TerminalOptions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1..1000; 0: 24.
+	Rows uint32 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	// 1..1000; 0: 80.
+	Cols uint32 `protobuf:"varint,2,opt,name=cols,proto3" json:"cols,omitempty"`
+	// The variable TERM: 1..64 characters of A-Z a-z 0-9 . _ + -. Empty: "xterm".
+	Term          string `protobuf:"bytes,3,opt,name=term,proto3" json:"term,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminalOptions) Reset() {
+	*x = TerminalOptions{}
+	mi := &file_skerry_v1_execution_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminalOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminalOptions) ProtoMessage() {}
+
+func (x *TerminalOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_execution_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminalOptions.ProtoReflect.Descriptor instead.
+func (*TerminalOptions) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *TerminalOptions) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *TerminalOptions) GetCols() uint32 {
+	if x != nil {
+		return x.Cols
+	}
+	return 0
+}
+
+func (x *TerminalOptions) GetTerm() string {
+	if x != nil {
+		return x.Term
+	}
+	return ""
+}
+
 type RunShellRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one of command (at most 20000 characters) and script_path.
@@ -168,7 +297,7 @@ type RunShellRequest struct {
 
 func (x *RunShellRequest) Reset() {
 	*x = RunShellRequest{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[1]
+	mi := &file_skerry_v1_execution_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -180,7 +309,7 @@ func (x *RunShellRequest) String() string {
 func (*RunShellRequest) ProtoMessage() {}
 
 func (x *RunShellRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[1]
+	mi := &file_skerry_v1_execution_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -193,7 +322,7 @@ func (x *RunShellRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunShellRequest.ProtoReflect.Descriptor instead.
 func (*RunShellRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{1}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RunShellRequest) GetCommand() string {
@@ -233,7 +362,7 @@ type RunShellResponse struct {
 
 func (x *RunShellResponse) Reset() {
 	*x = RunShellResponse{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[2]
+	mi := &file_skerry_v1_execution_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -245,7 +374,7 @@ func (x *RunShellResponse) String() string {
 func (*RunShellResponse) ProtoMessage() {}
 
 func (x *RunShellResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[2]
+	mi := &file_skerry_v1_execution_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -258,7 +387,7 @@ func (x *RunShellResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunShellResponse.ProtoReflect.Descriptor instead.
 func (*RunShellResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{2}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RunShellResponse) GetExecution() *Execution {
@@ -280,7 +409,7 @@ type RunCommandRequest struct {
 
 func (x *RunCommandRequest) Reset() {
 	*x = RunCommandRequest{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[3]
+	mi := &file_skerry_v1_execution_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -292,7 +421,7 @@ func (x *RunCommandRequest) String() string {
 func (*RunCommandRequest) ProtoMessage() {}
 
 func (x *RunCommandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[3]
+	mi := &file_skerry_v1_execution_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -305,7 +434,7 @@ func (x *RunCommandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunCommandRequest.ProtoReflect.Descriptor instead.
 func (*RunCommandRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{3}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunCommandRequest) GetProgram() string {
@@ -338,7 +467,7 @@ type RunCommandResponse struct {
 
 func (x *RunCommandResponse) Reset() {
 	*x = RunCommandResponse{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[4]
+	mi := &file_skerry_v1_execution_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -350,7 +479,7 @@ func (x *RunCommandResponse) String() string {
 func (*RunCommandResponse) ProtoMessage() {}
 
 func (x *RunCommandResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[4]
+	mi := &file_skerry_v1_execution_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -363,7 +492,7 @@ func (x *RunCommandResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunCommandResponse.ProtoReflect.Descriptor instead.
 func (*RunCommandResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{4}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RunCommandResponse) GetExecution() *Execution {
@@ -384,7 +513,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[5]
+	mi := &file_skerry_v1_execution_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -396,7 +525,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[5]
+	mi := &file_skerry_v1_execution_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -409,7 +538,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{5}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -435,7 +564,7 @@ type GetExecutionResponse struct {
 
 func (x *GetExecutionResponse) Reset() {
 	*x = GetExecutionResponse{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[6]
+	mi := &file_skerry_v1_execution_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +576,7 @@ func (x *GetExecutionResponse) String() string {
 func (*GetExecutionResponse) ProtoMessage() {}
 
 func (x *GetExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[6]
+	mi := &file_skerry_v1_execution_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +589,7 @@ func (x *GetExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionResponse.ProtoReflect.Descriptor instead.
 func (*GetExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{6}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetExecutionResponse) GetExecution() *Execution {
@@ -485,7 +614,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[7]
+	mi := &file_skerry_v1_execution_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -497,7 +626,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[7]
+	mi := &file_skerry_v1_execution_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -510,7 +639,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{7}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListExecutionsRequest) GetState() string {
@@ -551,7 +680,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[8]
+	mi := &file_skerry_v1_execution_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +692,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[8]
+	mi := &file_skerry_v1_execution_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +705,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{8}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -610,7 +739,7 @@ type ReadExecutionLogsRequest struct {
 
 func (x *ReadExecutionLogsRequest) Reset() {
 	*x = ReadExecutionLogsRequest{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[9]
+	mi := &file_skerry_v1_execution_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +751,7 @@ func (x *ReadExecutionLogsRequest) String() string {
 func (*ReadExecutionLogsRequest) ProtoMessage() {}
 
 func (x *ReadExecutionLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[9]
+	mi := &file_skerry_v1_execution_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +764,7 @@ func (x *ReadExecutionLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadExecutionLogsRequest.ProtoReflect.Descriptor instead.
 func (*ReadExecutionLogsRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{9}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReadExecutionLogsRequest) GetExecutionId() string {
@@ -688,7 +817,7 @@ type ReadExecutionLogsResponse struct {
 
 func (x *ReadExecutionLogsResponse) Reset() {
 	*x = ReadExecutionLogsResponse{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[10]
+	mi := &file_skerry_v1_execution_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +829,7 @@ func (x *ReadExecutionLogsResponse) String() string {
 func (*ReadExecutionLogsResponse) ProtoMessage() {}
 
 func (x *ReadExecutionLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[10]
+	mi := &file_skerry_v1_execution_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +842,7 @@ func (x *ReadExecutionLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadExecutionLogsResponse.ProtoReflect.Descriptor instead.
 func (*ReadExecutionLogsResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{10}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReadExecutionLogsResponse) GetRecords() []*LogRecord {
@@ -762,7 +891,7 @@ type FollowExecutionLogsRequest struct {
 
 func (x *FollowExecutionLogsRequest) Reset() {
 	*x = FollowExecutionLogsRequest{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[11]
+	mi := &file_skerry_v1_execution_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +903,7 @@ func (x *FollowExecutionLogsRequest) String() string {
 func (*FollowExecutionLogsRequest) ProtoMessage() {}
 
 func (x *FollowExecutionLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[11]
+	mi := &file_skerry_v1_execution_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +916,7 @@ func (x *FollowExecutionLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowExecutionLogsRequest.ProtoReflect.Descriptor instead.
 func (*FollowExecutionLogsRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{11}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FollowExecutionLogsRequest) GetExecutionId() string {
@@ -825,7 +954,7 @@ type FollowExecutionLogsResponse struct {
 
 func (x *FollowExecutionLogsResponse) Reset() {
 	*x = FollowExecutionLogsResponse{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[12]
+	mi := &file_skerry_v1_execution_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +966,7 @@ func (x *FollowExecutionLogsResponse) String() string {
 func (*FollowExecutionLogsResponse) ProtoMessage() {}
 
 func (x *FollowExecutionLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[12]
+	mi := &file_skerry_v1_execution_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +979,7 @@ func (x *FollowExecutionLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowExecutionLogsResponse.ProtoReflect.Descriptor instead.
 func (*FollowExecutionLogsResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{12}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FollowExecutionLogsResponse) GetRecords() []*LogRecord {
@@ -900,7 +1029,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[13]
+	mi := &file_skerry_v1_execution_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -912,7 +1041,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[13]
+	mi := &file_skerry_v1_execution_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -925,7 +1054,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{13}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -958,7 +1087,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[14]
+	mi := &file_skerry_v1_execution_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1099,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[14]
+	mi := &file_skerry_v1_execution_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1112,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{14}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CancelExecutionResponse) GetExecution() *Execution {
@@ -991,6 +1120,377 @@ func (x *CancelExecutionResponse) GetExecution() *Execution {
 		return x.Execution
 	}
 	return nil
+}
+
+type WriteInputRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// Where data begins: how many bytes of input the execution has had so far, of
+	// all writers. Bytes before that are not written twice.
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// At most 262144 bytes.
+	Data []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	// Nothing follows data: end of file for a pipe, hang-up for a terminal.
+	Close bool `protobuf:"varint,4,opt,name=close,proto3" json:"close,omitempty"`
+	// Who writes: at most 64 characters of A-Z a-z 0-9 . _ : -. The same offset
+	// again from the same writer is a repetition, from another one a conflict.
+	Writer        string `protobuf:"bytes,5,opt,name=writer,proto3" json:"writer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteInputRequest) Reset() {
+	*x = WriteInputRequest{}
+	mi := &file_skerry_v1_execution_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteInputRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteInputRequest) ProtoMessage() {}
+
+func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_execution_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteInputRequest.ProtoReflect.Descriptor instead.
+func (*WriteInputRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *WriteInputRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *WriteInputRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *WriteInputRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *WriteInputRequest) GetClose() bool {
+	if x != nil {
+		return x.Close
+	}
+	return false
+}
+
+func (x *WriteInputRequest) GetWriter() string {
+	if x != nil {
+		return x.Writer
+	}
+	return ""
+}
+
+type WriteInputResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All bytes of input so far: the offset to go on at.
+	Accepted uint64 `protobuf:"varint,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
+	// How many bytes of data are among them, from its first. Fewer than all: the
+	// command does not read, or another writer was faster; send the rest again.
+	Written uint32 `protobuf:"varint,2,opt,name=written,proto3" json:"written,omitempty"`
+	// No more input is taken: it was closed, the command closed its side, or has ended.
+	Closed        bool `protobuf:"varint,3,opt,name=closed,proto3" json:"closed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteInputResponse) Reset() {
+	*x = WriteInputResponse{}
+	mi := &file_skerry_v1_execution_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteInputResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteInputResponse) ProtoMessage() {}
+
+func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_execution_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteInputResponse.ProtoReflect.Descriptor instead.
+func (*WriteInputResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *WriteInputResponse) GetAccepted() uint64 {
+	if x != nil {
+		return x.Accepted
+	}
+	return 0
+}
+
+func (x *WriteInputResponse) GetWritten() uint32 {
+	if x != nil {
+		return x.Written
+	}
+	return 0
+}
+
+func (x *WriteInputResponse) GetClosed() bool {
+	if x != nil {
+		return x.Closed
+	}
+	return false
+}
+
+type ResizeTerminalRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// 1..1000.
+	Rows uint32 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	// 1..1000.
+	Cols          uint32 `protobuf:"varint,3,opt,name=cols,proto3" json:"cols,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTerminalRequest) Reset() {
+	*x = ResizeTerminalRequest{}
+	mi := &file_skerry_v1_execution_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTerminalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTerminalRequest) ProtoMessage() {}
+
+func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_execution_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
+func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ResizeTerminalRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *ResizeTerminalRequest) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *ResizeTerminalRequest) GetCols() uint32 {
+	if x != nil {
+		return x.Cols
+	}
+	return 0
+}
+
+type ResizeTerminalResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTerminalResponse) Reset() {
+	*x = ResizeTerminalResponse{}
+	mi := &file_skerry_v1_execution_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTerminalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTerminalResponse) ProtoMessage() {}
+
+func (x *ResizeTerminalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_execution_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTerminalResponse.ProtoReflect.Descriptor instead.
+func (*ResizeTerminalResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{20}
+}
+
+type PortForwardRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Set in the first message alone.
+	ExecutionId string `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// 1..65535, on 127.0.0.1 or else on ::1. Set in the first message alone.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Bytes for the server, at most 65536.
+	Data []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	// The client sends no more. The other direction may go on. A stream that ends
+	// without it breaks the connection off.
+	End           bool `protobuf:"varint,4,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortForwardRequest) Reset() {
+	*x = PortForwardRequest{}
+	mi := &file_skerry_v1_execution_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortForwardRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortForwardRequest) ProtoMessage() {}
+
+func (x *PortForwardRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_execution_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortForwardRequest.ProtoReflect.Descriptor instead.
+func (*PortForwardRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *PortForwardRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *PortForwardRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *PortForwardRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *PortForwardRequest) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
+}
+
+// PortForwardResponse: the first, without data, says that the connection is made.
+type PortForwardResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// The server sends no more. The other direction may go on.
+	End           bool `protobuf:"varint,2,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortForwardResponse) Reset() {
+	*x = PortForwardResponse{}
+	mi := &file_skerry_v1_execution_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortForwardResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortForwardResponse) ProtoMessage() {}
+
+func (x *PortForwardResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_execution_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortForwardResponse.ProtoReflect.Descriptor instead.
+func (*PortForwardResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PortForwardResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *PortForwardResponse) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
 }
 
 // LogRecord is one piece of output as it arrived.
@@ -1008,7 +1508,7 @@ type LogRecord struct {
 
 func (x *LogRecord) Reset() {
 	*x = LogRecord{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[15]
+	mi := &file_skerry_v1_execution_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1520,7 @@ func (x *LogRecord) String() string {
 func (*LogRecord) ProtoMessage() {}
 
 func (x *LogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[15]
+	mi := &file_skerry_v1_execution_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1533,7 @@ func (x *LogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
 func (*LogRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{15}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LogRecord) GetCursor() uint64 {
@@ -1094,6 +1594,12 @@ type Execution struct {
 	// What keeps it from becoming terminal though its command ended: a failed
 	// commit of its workspace, and how to go on.
 	Problem string `protobuf:"bytes,18,opt,name=problem,proto3" json:"problem,omitempty"`
+	// It takes input by WriteInput.
+	Interactive bool `protobuf:"varint,19,opt,name=interactive,proto3" json:"interactive,omitempty"`
+	// It has a terminal.
+	Terminal bool `protobuf:"varint,20,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	// Bytes of input so far, where interactive: the offset of the next WriteInput.
+	InputAccepted uint64 `protobuf:"varint,21,opt,name=input_accepted,json=inputAccepted,proto3" json:"input_accepted,omitempty"`
 	// Who made the sandbox: "bubblewrap" or "containerd".
 	Backend       string `protobuf:"bytes,24,opt,name=backend,proto3" json:"backend,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1102,7 +1608,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[16]
+	mi := &file_skerry_v1_execution_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1620,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[16]
+	mi := &file_skerry_v1_execution_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1633,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{16}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Execution) GetId() string {
@@ -1256,6 +1762,27 @@ func (x *Execution) GetProblem() string {
 	return ""
 }
 
+func (x *Execution) GetInteractive() bool {
+	if x != nil {
+		return x.Interactive
+	}
+	return false
+}
+
+func (x *Execution) GetTerminal() bool {
+	if x != nil {
+		return x.Terminal
+	}
+	return false
+}
+
+func (x *Execution) GetInputAccepted() uint64 {
+	if x != nil {
+		return x.InputAccepted
+	}
+	return 0
+}
+
 func (x *Execution) GetBackend() string {
 	if x != nil {
 		return x.Backend
@@ -1282,7 +1809,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[17]
+	mi := &file_skerry_v1_execution_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1294,7 +1821,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[17]
+	mi := &file_skerry_v1_execution_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1307,7 +1834,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{17}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Command) GetShell() string {
@@ -1378,7 +1905,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[18]
+	mi := &file_skerry_v1_execution_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +1917,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[18]
+	mi := &file_skerry_v1_execution_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +1930,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{18}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Verdict) GetKind() string {
@@ -1458,7 +1985,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[19]
+	mi := &file_skerry_v1_execution_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1997,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[19]
+	mi := &file_skerry_v1_execution_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +2010,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{19}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Output) GetText() string {
@@ -1521,7 +2048,10 @@ func (x *Output) GetBinary() bool {
 	return false
 }
 
-// Usage is what the process tree consumed.
+// Usage is what the command and all that it started consumed, until the last of
+// its processes was gone; the sandbox's own processes are not in it. Children of
+// a process that ignores SIGCHLD count only where a control group has their
+// processor time.
 type Usage struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	UserCpuUs   uint64                 `protobuf:"varint,1,opt,name=user_cpu_us,json=userCpuUs,proto3" json:"user_cpu_us,omitempty"`
@@ -1530,13 +2060,17 @@ type Usage struct {
 	MaxRssBytes uint64 `protobuf:"varint,3,opt,name=max_rss_bytes,json=maxRssBytes,proto3" json:"max_rss_bytes,omitempty"`
 	// Most memory of all processes together; 0 where no control group measures it.
 	PeakMemoryBytes uint64 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Bytes that storage had to read for it: not those that the host had in memory.
+	ReadBytes uint64 `protobuf:"varint,5,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`
+	// Bytes that it gave storage to write (page cache that it made dirty).
+	WrittenBytes  uint64 `protobuf:"varint,6,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[20]
+	mi := &file_skerry_v1_execution_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1548,7 +2082,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[20]
+	mi := &file_skerry_v1_execution_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1561,7 +2095,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{20}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Usage) GetUserCpuUs() uint64 {
@@ -1592,6 +2126,20 @@ func (x *Usage) GetPeakMemoryBytes() uint64 {
 	return 0
 }
 
+func (x *Usage) GetReadBytes() uint64 {
+	if x != nil {
+		return x.ReadBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetWrittenBytes() uint64 {
+	if x != nil {
+		return x.WrittenBytes
+	}
+	return 0
+}
+
 type Times struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Accepted      *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
@@ -1604,7 +2152,7 @@ type Times struct {
 
 func (x *Times) Reset() {
 	*x = Times{}
-	mi := &file_skerry_v1_execution_proto_msgTypes[21]
+	mi := &file_skerry_v1_execution_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +2164,7 @@ func (x *Times) String() string {
 func (*Times) ProtoMessage() {}
 
 func (x *Times) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_execution_proto_msgTypes[21]
+	mi := &file_skerry_v1_execution_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +2177,7 @@ func (x *Times) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Times.ProtoReflect.Descriptor instead.
 func (*Times) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{21}
+	return file_skerry_v1_execution_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Times) GetAccepted() *timestamppb.Timestamp {
@@ -1664,7 +2212,7 @@ var File_skerry_v1_execution_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\n" +
-	"\x19skerry/v1/execution.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19skerry/v1/workspace.proto\"\x83\x03\n" +
+	"\x19skerry/v1/execution.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19skerry/v1/workspace.proto\"\xbd\x03\n" +
 	"\n" +
 	"RunOptions\x12\x16\n" +
 	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x10\n" +
@@ -1679,12 +2227,20 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\x03env\x18\b \x03(\v2\x1e.skerry.v1.RunOptions.EnvEntryR\x03env\x12\x14\n" +
 	"\x05stdin\x18\t \x01(\fR\x05stdin\x12!\n" +
 	"\frequire_tier\x18\n" +
-	" \x01(\tR\vrequireTier\x1a6\n" +
+	" \x01(\tR\vrequireTier\x128\n" +
+	"\vinteractive\x18\v \x01(\v2\x16.skerry.v1.InteractiveR\vinteractive\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
 	"\n" +
-	"\b_wait_ms\"\x9b\x01\n" +
+	"\b_wait_ms\"[\n" +
+	"\vInteractive\x12\x14\n" +
+	"\x05stdin\x18\x01 \x01(\bR\x05stdin\x126\n" +
+	"\bterminal\x18\x02 \x01(\v2\x1a.skerry.v1.TerminalOptionsR\bterminal\"M\n" +
+	"\x0fTerminalOptions\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
+	"\x04cols\x18\x02 \x01(\rR\x04cols\x12\x12\n" +
+	"\x04term\x18\x03 \x01(\tR\x04term\"\x9b\x01\n" +
 	"\x0fRunShellRequest\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x1f\n" +
 	"\vscript_path\x18\x02 \x01(\tR\n" +
@@ -1750,12 +2306,35 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\n" +
 	"\b_wait_ms\"M\n" +
 	"\x17CancelExecutionResponse\x122\n" +
-	"\texecution\x18\x01 \x01(\v2\x14.skerry.v1.ExecutionR\texecution\"\x7f\n" +
+	"\texecution\x18\x01 \x01(\v2\x14.skerry.v1.ExecutionR\texecution\"\x90\x01\n" +
+	"\x11WriteInputRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x12\x14\n" +
+	"\x05close\x18\x04 \x01(\bR\x05close\x12\x16\n" +
+	"\x06writer\x18\x05 \x01(\tR\x06writer\"b\n" +
+	"\x12WriteInputResponse\x12\x1a\n" +
+	"\baccepted\x18\x01 \x01(\x04R\baccepted\x12\x18\n" +
+	"\awritten\x18\x02 \x01(\rR\awritten\x12\x16\n" +
+	"\x06closed\x18\x03 \x01(\bR\x06closed\"b\n" +
+	"\x15ResizeTerminalRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\rR\x04rows\x12\x12\n" +
+	"\x04cols\x18\x03 \x01(\rR\x04cols\"\x18\n" +
+	"\x16ResizeTerminalResponse\"q\n" +
+	"\x12PortForwardRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x12\x10\n" +
+	"\x03end\x18\x04 \x01(\bR\x03end\";\n" +
+	"\x13PortForwardResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\bR\x03end\"\x7f\n" +
 	"\tLogRecord\x12\x16\n" +
 	"\x06cursor\x18\x01 \x01(\x04R\x06cursor\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
-	"\x04data\x18\x04 \x01(\fR\x04data\"\x8c\x05\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\"\xf1\x05\n" +
 	"\tExecution\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
@@ -1775,7 +2354,10 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\x0fidempotency_key\x18\x0f \x01(\tR\x0eidempotencyKey\x12\x14\n" +
 	"\x05epoch\x18\x10 \x01(\x04R\x05epoch\x12%\n" +
 	"\x0equeue_position\x18\x11 \x01(\rR\rqueuePosition\x12\x18\n" +
-	"\aproblem\x18\x12 \x01(\tR\aproblem\x12\x18\n" +
+	"\aproblem\x18\x12 \x01(\tR\aproblem\x12 \n" +
+	"\vinteractive\x18\x13 \x01(\bR\vinteractive\x12\x1a\n" +
+	"\bterminal\x18\x14 \x01(\bR\bterminal\x12%\n" +
+	"\x0einput_accepted\x18\x15 \x01(\x04R\rinputAccepted\x12\x18\n" +
 	"\abackend\x18\x18 \x01(\tR\abackend\"\xbb\x01\n" +
 	"\aCommand\x12\x14\n" +
 	"\x05shell\x18\x01 \x01(\tR\x05shell\x12\x1f\n" +
@@ -1800,17 +2382,20 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"totalBytes\x12#\n" +
 	"\romitted_bytes\x18\x03 \x01(\x04R\fomittedBytes\x12#\n" +
 	"\romitted_lines\x18\x04 \x01(\rR\fomittedLines\x12\x16\n" +
-	"\x06binary\x18\x05 \x01(\bR\x06binary\"\x9b\x01\n" +
+	"\x06binary\x18\x05 \x01(\bR\x06binary\"\xdf\x01\n" +
 	"\x05Usage\x12\x1e\n" +
 	"\vuser_cpu_us\x18\x01 \x01(\x04R\tuserCpuUs\x12\"\n" +
 	"\rsystem_cpu_us\x18\x02 \x01(\x04R\vsystemCpuUs\x12\"\n" +
 	"\rmax_rss_bytes\x18\x03 \x01(\x04R\vmaxRssBytes\x12*\n" +
-	"\x11peak_memory_bytes\x18\x04 \x01(\x04R\x0fpeakMemoryBytes\"\xe1\x01\n" +
+	"\x11peak_memory_bytes\x18\x04 \x01(\x04R\x0fpeakMemoryBytes\x12\x1d\n" +
+	"\n" +
+	"read_bytes\x18\x05 \x01(\x04R\treadBytes\x12#\n" +
+	"\rwritten_bytes\x18\x06 \x01(\x04R\fwrittenBytes\"\xe1\x01\n" +
 	"\x05Times\x126\n" +
 	"\baccepted\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\baccepted\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +
 	"\x05ended\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x128\n" +
-	"\tcommitted\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcommitted2\xec\x04\n" +
+	"\tcommitted\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcommitted2\xe0\x06\n" +
 	"\x10ExecutionService\x12C\n" +
 	"\bRunShell\x12\x1a.skerry.v1.RunShellRequest\x1a\x1b.skerry.v1.RunShellResponse\x12I\n" +
 	"\n" +
@@ -1819,7 +2404,11 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\x0eListExecutions\x12 .skerry.v1.ListExecutionsRequest\x1a!.skerry.v1.ListExecutionsResponse\x12^\n" +
 	"\x11ReadExecutionLogs\x12#.skerry.v1.ReadExecutionLogsRequest\x1a$.skerry.v1.ReadExecutionLogsResponse\x12f\n" +
 	"\x13FollowExecutionLogs\x12%.skerry.v1.FollowExecutionLogsRequest\x1a&.skerry.v1.FollowExecutionLogsResponse0\x01\x12X\n" +
-	"\x0fCancelExecution\x12!.skerry.v1.CancelExecutionRequest\x1a\".skerry.v1.CancelExecutionResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
+	"\x0fCancelExecution\x12!.skerry.v1.CancelExecutionRequest\x1a\".skerry.v1.CancelExecutionResponse\x12I\n" +
+	"\n" +
+	"WriteInput\x12\x1c.skerry.v1.WriteInputRequest\x1a\x1d.skerry.v1.WriteInputResponse\x12U\n" +
+	"\x0eResizeTerminal\x12 .skerry.v1.ResizeTerminalRequest\x1a!.skerry.v1.ResizeTerminalResponse\x12P\n" +
+	"\vPortForward\x12\x1d.skerry.v1.PortForwardRequest\x1a\x1e.skerry.v1.PortForwardResponse(\x010\x01B*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
 
 var (
 	file_skerry_v1_execution_proto_rawDescOnce sync.Once
@@ -1833,79 +2422,95 @@ func file_skerry_v1_execution_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_execution_proto_rawDescData
 }
 
-var file_skerry_v1_execution_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_skerry_v1_execution_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_skerry_v1_execution_proto_goTypes = []any{
 	(*RunOptions)(nil),                  // 0: skerry.v1.RunOptions
-	(*RunShellRequest)(nil),             // 1: skerry.v1.RunShellRequest
-	(*RunShellResponse)(nil),            // 2: skerry.v1.RunShellResponse
-	(*RunCommandRequest)(nil),           // 3: skerry.v1.RunCommandRequest
-	(*RunCommandResponse)(nil),          // 4: skerry.v1.RunCommandResponse
-	(*GetExecutionRequest)(nil),         // 5: skerry.v1.GetExecutionRequest
-	(*GetExecutionResponse)(nil),        // 6: skerry.v1.GetExecutionResponse
-	(*ListExecutionsRequest)(nil),       // 7: skerry.v1.ListExecutionsRequest
-	(*ListExecutionsResponse)(nil),      // 8: skerry.v1.ListExecutionsResponse
-	(*ReadExecutionLogsRequest)(nil),    // 9: skerry.v1.ReadExecutionLogsRequest
-	(*ReadExecutionLogsResponse)(nil),   // 10: skerry.v1.ReadExecutionLogsResponse
-	(*FollowExecutionLogsRequest)(nil),  // 11: skerry.v1.FollowExecutionLogsRequest
-	(*FollowExecutionLogsResponse)(nil), // 12: skerry.v1.FollowExecutionLogsResponse
-	(*CancelExecutionRequest)(nil),      // 13: skerry.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),     // 14: skerry.v1.CancelExecutionResponse
-	(*LogRecord)(nil),                   // 15: skerry.v1.LogRecord
-	(*Execution)(nil),                   // 16: skerry.v1.Execution
-	(*Command)(nil),                     // 17: skerry.v1.Command
-	(*Verdict)(nil),                     // 18: skerry.v1.Verdict
-	(*Output)(nil),                      // 19: skerry.v1.Output
-	(*Usage)(nil),                       // 20: skerry.v1.Usage
-	(*Times)(nil),                       // 21: skerry.v1.Times
-	nil,                                 // 22: skerry.v1.RunOptions.EnvEntry
-	(*timestamppb.Timestamp)(nil),       // 23: google.protobuf.Timestamp
-	(*Changes)(nil),                     // 24: skerry.v1.Changes
-	(*Snapshot)(nil),                    // 25: skerry.v1.Snapshot
+	(*Interactive)(nil),                 // 1: skerry.v1.Interactive
+	(*TerminalOptions)(nil),             // 2: skerry.v1.TerminalOptions
+	(*RunShellRequest)(nil),             // 3: skerry.v1.RunShellRequest
+	(*RunShellResponse)(nil),            // 4: skerry.v1.RunShellResponse
+	(*RunCommandRequest)(nil),           // 5: skerry.v1.RunCommandRequest
+	(*RunCommandResponse)(nil),          // 6: skerry.v1.RunCommandResponse
+	(*GetExecutionRequest)(nil),         // 7: skerry.v1.GetExecutionRequest
+	(*GetExecutionResponse)(nil),        // 8: skerry.v1.GetExecutionResponse
+	(*ListExecutionsRequest)(nil),       // 9: skerry.v1.ListExecutionsRequest
+	(*ListExecutionsResponse)(nil),      // 10: skerry.v1.ListExecutionsResponse
+	(*ReadExecutionLogsRequest)(nil),    // 11: skerry.v1.ReadExecutionLogsRequest
+	(*ReadExecutionLogsResponse)(nil),   // 12: skerry.v1.ReadExecutionLogsResponse
+	(*FollowExecutionLogsRequest)(nil),  // 13: skerry.v1.FollowExecutionLogsRequest
+	(*FollowExecutionLogsResponse)(nil), // 14: skerry.v1.FollowExecutionLogsResponse
+	(*CancelExecutionRequest)(nil),      // 15: skerry.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),     // 16: skerry.v1.CancelExecutionResponse
+	(*WriteInputRequest)(nil),           // 17: skerry.v1.WriteInputRequest
+	(*WriteInputResponse)(nil),          // 18: skerry.v1.WriteInputResponse
+	(*ResizeTerminalRequest)(nil),       // 19: skerry.v1.ResizeTerminalRequest
+	(*ResizeTerminalResponse)(nil),      // 20: skerry.v1.ResizeTerminalResponse
+	(*PortForwardRequest)(nil),          // 21: skerry.v1.PortForwardRequest
+	(*PortForwardResponse)(nil),         // 22: skerry.v1.PortForwardResponse
+	(*LogRecord)(nil),                   // 23: skerry.v1.LogRecord
+	(*Execution)(nil),                   // 24: skerry.v1.Execution
+	(*Command)(nil),                     // 25: skerry.v1.Command
+	(*Verdict)(nil),                     // 26: skerry.v1.Verdict
+	(*Output)(nil),                      // 27: skerry.v1.Output
+	(*Usage)(nil),                       // 28: skerry.v1.Usage
+	(*Times)(nil),                       // 29: skerry.v1.Times
+	nil,                                 // 30: skerry.v1.RunOptions.EnvEntry
+	(*timestamppb.Timestamp)(nil),       // 31: google.protobuf.Timestamp
+	(*Changes)(nil),                     // 32: skerry.v1.Changes
+	(*Snapshot)(nil),                    // 33: skerry.v1.Snapshot
 }
 var file_skerry_v1_execution_proto_depIdxs = []int32{
-	22, // 0: skerry.v1.RunOptions.env:type_name -> skerry.v1.RunOptions.EnvEntry
-	0,  // 1: skerry.v1.RunShellRequest.options:type_name -> skerry.v1.RunOptions
-	16, // 2: skerry.v1.RunShellResponse.execution:type_name -> skerry.v1.Execution
-	0,  // 3: skerry.v1.RunCommandRequest.options:type_name -> skerry.v1.RunOptions
-	16, // 4: skerry.v1.RunCommandResponse.execution:type_name -> skerry.v1.Execution
-	16, // 5: skerry.v1.GetExecutionResponse.execution:type_name -> skerry.v1.Execution
-	16, // 6: skerry.v1.ListExecutionsResponse.executions:type_name -> skerry.v1.Execution
-	15, // 7: skerry.v1.ReadExecutionLogsResponse.records:type_name -> skerry.v1.LogRecord
-	15, // 8: skerry.v1.FollowExecutionLogsResponse.records:type_name -> skerry.v1.LogRecord
-	16, // 9: skerry.v1.FollowExecutionLogsResponse.execution:type_name -> skerry.v1.Execution
-	16, // 10: skerry.v1.CancelExecutionResponse.execution:type_name -> skerry.v1.Execution
-	23, // 11: skerry.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	18, // 12: skerry.v1.Execution.verdict:type_name -> skerry.v1.Verdict
-	19, // 13: skerry.v1.Execution.stdout:type_name -> skerry.v1.Output
-	19, // 14: skerry.v1.Execution.stderr:type_name -> skerry.v1.Output
-	24, // 15: skerry.v1.Execution.changes:type_name -> skerry.v1.Changes
-	25, // 16: skerry.v1.Execution.snapshot:type_name -> skerry.v1.Snapshot
-	20, // 17: skerry.v1.Execution.usage:type_name -> skerry.v1.Usage
-	21, // 18: skerry.v1.Execution.times:type_name -> skerry.v1.Times
-	17, // 19: skerry.v1.Execution.command:type_name -> skerry.v1.Command
-	23, // 20: skerry.v1.Times.accepted:type_name -> google.protobuf.Timestamp
-	23, // 21: skerry.v1.Times.started:type_name -> google.protobuf.Timestamp
-	23, // 22: skerry.v1.Times.ended:type_name -> google.protobuf.Timestamp
-	23, // 23: skerry.v1.Times.committed:type_name -> google.protobuf.Timestamp
-	1,  // 24: skerry.v1.ExecutionService.RunShell:input_type -> skerry.v1.RunShellRequest
-	3,  // 25: skerry.v1.ExecutionService.RunCommand:input_type -> skerry.v1.RunCommandRequest
-	5,  // 26: skerry.v1.ExecutionService.GetExecution:input_type -> skerry.v1.GetExecutionRequest
-	7,  // 27: skerry.v1.ExecutionService.ListExecutions:input_type -> skerry.v1.ListExecutionsRequest
-	9,  // 28: skerry.v1.ExecutionService.ReadExecutionLogs:input_type -> skerry.v1.ReadExecutionLogsRequest
-	11, // 29: skerry.v1.ExecutionService.FollowExecutionLogs:input_type -> skerry.v1.FollowExecutionLogsRequest
-	13, // 30: skerry.v1.ExecutionService.CancelExecution:input_type -> skerry.v1.CancelExecutionRequest
-	2,  // 31: skerry.v1.ExecutionService.RunShell:output_type -> skerry.v1.RunShellResponse
-	4,  // 32: skerry.v1.ExecutionService.RunCommand:output_type -> skerry.v1.RunCommandResponse
-	6,  // 33: skerry.v1.ExecutionService.GetExecution:output_type -> skerry.v1.GetExecutionResponse
-	8,  // 34: skerry.v1.ExecutionService.ListExecutions:output_type -> skerry.v1.ListExecutionsResponse
-	10, // 35: skerry.v1.ExecutionService.ReadExecutionLogs:output_type -> skerry.v1.ReadExecutionLogsResponse
-	12, // 36: skerry.v1.ExecutionService.FollowExecutionLogs:output_type -> skerry.v1.FollowExecutionLogsResponse
-	14, // 37: skerry.v1.ExecutionService.CancelExecution:output_type -> skerry.v1.CancelExecutionResponse
-	31, // [31:38] is the sub-list for method output_type
-	24, // [24:31] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	30, // 0: skerry.v1.RunOptions.env:type_name -> skerry.v1.RunOptions.EnvEntry
+	1,  // 1: skerry.v1.RunOptions.interactive:type_name -> skerry.v1.Interactive
+	2,  // 2: skerry.v1.Interactive.terminal:type_name -> skerry.v1.TerminalOptions
+	0,  // 3: skerry.v1.RunShellRequest.options:type_name -> skerry.v1.RunOptions
+	24, // 4: skerry.v1.RunShellResponse.execution:type_name -> skerry.v1.Execution
+	0,  // 5: skerry.v1.RunCommandRequest.options:type_name -> skerry.v1.RunOptions
+	24, // 6: skerry.v1.RunCommandResponse.execution:type_name -> skerry.v1.Execution
+	24, // 7: skerry.v1.GetExecutionResponse.execution:type_name -> skerry.v1.Execution
+	24, // 8: skerry.v1.ListExecutionsResponse.executions:type_name -> skerry.v1.Execution
+	23, // 9: skerry.v1.ReadExecutionLogsResponse.records:type_name -> skerry.v1.LogRecord
+	23, // 10: skerry.v1.FollowExecutionLogsResponse.records:type_name -> skerry.v1.LogRecord
+	24, // 11: skerry.v1.FollowExecutionLogsResponse.execution:type_name -> skerry.v1.Execution
+	24, // 12: skerry.v1.CancelExecutionResponse.execution:type_name -> skerry.v1.Execution
+	31, // 13: skerry.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	26, // 14: skerry.v1.Execution.verdict:type_name -> skerry.v1.Verdict
+	27, // 15: skerry.v1.Execution.stdout:type_name -> skerry.v1.Output
+	27, // 16: skerry.v1.Execution.stderr:type_name -> skerry.v1.Output
+	32, // 17: skerry.v1.Execution.changes:type_name -> skerry.v1.Changes
+	33, // 18: skerry.v1.Execution.snapshot:type_name -> skerry.v1.Snapshot
+	28, // 19: skerry.v1.Execution.usage:type_name -> skerry.v1.Usage
+	29, // 20: skerry.v1.Execution.times:type_name -> skerry.v1.Times
+	25, // 21: skerry.v1.Execution.command:type_name -> skerry.v1.Command
+	31, // 22: skerry.v1.Times.accepted:type_name -> google.protobuf.Timestamp
+	31, // 23: skerry.v1.Times.started:type_name -> google.protobuf.Timestamp
+	31, // 24: skerry.v1.Times.ended:type_name -> google.protobuf.Timestamp
+	31, // 25: skerry.v1.Times.committed:type_name -> google.protobuf.Timestamp
+	3,  // 26: skerry.v1.ExecutionService.RunShell:input_type -> skerry.v1.RunShellRequest
+	5,  // 27: skerry.v1.ExecutionService.RunCommand:input_type -> skerry.v1.RunCommandRequest
+	7,  // 28: skerry.v1.ExecutionService.GetExecution:input_type -> skerry.v1.GetExecutionRequest
+	9,  // 29: skerry.v1.ExecutionService.ListExecutions:input_type -> skerry.v1.ListExecutionsRequest
+	11, // 30: skerry.v1.ExecutionService.ReadExecutionLogs:input_type -> skerry.v1.ReadExecutionLogsRequest
+	13, // 31: skerry.v1.ExecutionService.FollowExecutionLogs:input_type -> skerry.v1.FollowExecutionLogsRequest
+	15, // 32: skerry.v1.ExecutionService.CancelExecution:input_type -> skerry.v1.CancelExecutionRequest
+	17, // 33: skerry.v1.ExecutionService.WriteInput:input_type -> skerry.v1.WriteInputRequest
+	19, // 34: skerry.v1.ExecutionService.ResizeTerminal:input_type -> skerry.v1.ResizeTerminalRequest
+	21, // 35: skerry.v1.ExecutionService.PortForward:input_type -> skerry.v1.PortForwardRequest
+	4,  // 36: skerry.v1.ExecutionService.RunShell:output_type -> skerry.v1.RunShellResponse
+	6,  // 37: skerry.v1.ExecutionService.RunCommand:output_type -> skerry.v1.RunCommandResponse
+	8,  // 38: skerry.v1.ExecutionService.GetExecution:output_type -> skerry.v1.GetExecutionResponse
+	10, // 39: skerry.v1.ExecutionService.ListExecutions:output_type -> skerry.v1.ListExecutionsResponse
+	12, // 40: skerry.v1.ExecutionService.ReadExecutionLogs:output_type -> skerry.v1.ReadExecutionLogsResponse
+	14, // 41: skerry.v1.ExecutionService.FollowExecutionLogs:output_type -> skerry.v1.FollowExecutionLogsResponse
+	16, // 42: skerry.v1.ExecutionService.CancelExecution:output_type -> skerry.v1.CancelExecutionResponse
+	18, // 43: skerry.v1.ExecutionService.WriteInput:output_type -> skerry.v1.WriteInputResponse
+	20, // 44: skerry.v1.ExecutionService.ResizeTerminal:output_type -> skerry.v1.ResizeTerminalResponse
+	22, // 45: skerry.v1.ExecutionService.PortForward:output_type -> skerry.v1.PortForwardResponse
+	36, // [36:46] is the sub-list for method output_type
+	26, // [26:36] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_skerry_v1_execution_proto_init() }
@@ -1915,17 +2520,17 @@ func file_skerry_v1_execution_proto_init() {
 	}
 	file_skerry_v1_workspace_proto_init()
 	file_skerry_v1_execution_proto_msgTypes[0].OneofWrappers = []any{}
-	file_skerry_v1_execution_proto_msgTypes[5].OneofWrappers = []any{}
-	file_skerry_v1_execution_proto_msgTypes[9].OneofWrappers = []any{}
-	file_skerry_v1_execution_proto_msgTypes[13].OneofWrappers = []any{}
-	file_skerry_v1_execution_proto_msgTypes[18].OneofWrappers = []any{}
+	file_skerry_v1_execution_proto_msgTypes[7].OneofWrappers = []any{}
+	file_skerry_v1_execution_proto_msgTypes[11].OneofWrappers = []any{}
+	file_skerry_v1_execution_proto_msgTypes[15].OneofWrappers = []any{}
+	file_skerry_v1_execution_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_execution_proto_rawDesc), len(file_skerry_v1_execution_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,7 +35,9 @@ type Problem struct {
 	// What the caller can do.
 	Remedy string `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
 	// True when the same request may succeed later without change.
-	Retryable     bool `protobuf:"varint,5,opt,name=retryable,proto3" json:"retryable,omitempty"`
+	Retryable bool `protobuf:"varint,5,opt,name=retryable,proto3" json:"retryable,omitempty"`
+	// The value that the field should have had, where there is one right value.
+	Expected      string `protobuf:"bytes,6,opt,name=expected,proto3" json:"expected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -105,17 +107,25 @@ func (x *Problem) GetRetryable() bool {
 	return false
 }
 
+func (x *Problem) GetExpected() string {
+	if x != nil {
+		return x.Expected
+	}
+	return ""
+}
+
 var File_skerry_v1_problem_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_problem_proto_rawDesc = "" +
 	"\n" +
-	"\x17skerry/v1/problem.proto\x12\tskerry.v1\"\x83\x01\n" +
+	"\x17skerry/v1/problem.proto\x12\tskerry.v1\"\x9f\x01\n" +
 	"\aProblem\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x14\n" +
 	"\x05limit\x18\x03 \x01(\tR\x05limit\x12\x16\n" +
 	"\x06remedy\x18\x04 \x01(\tR\x06remedy\x12\x1c\n" +
-	"\tretryable\x18\x05 \x01(\bR\tretryableB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
+	"\tretryable\x18\x05 \x01(\bR\tretryable\x12\x1a\n" +
+	"\bexpected\x18\x06 \x01(\tR\bexpectedB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
 
 var (
 	file_skerry_v1_problem_proto_rawDescOnce sync.Once

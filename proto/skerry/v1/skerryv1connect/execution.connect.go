@@ -54,6 +54,15 @@ const (
 	// ExecutionServiceCancelExecutionProcedure is the fully-qualified name of the ExecutionService's
 	// CancelExecution RPC.
 	ExecutionServiceCancelExecutionProcedure = "/skerry.v1.ExecutionService/CancelExecution"
+	// ExecutionServiceWriteInputProcedure is the fully-qualified name of the ExecutionService's
+	// WriteInput RPC.
+	ExecutionServiceWriteInputProcedure = "/skerry.v1.ExecutionService/WriteInput"
+	// ExecutionServiceResizeTerminalProcedure is the fully-qualified name of the ExecutionService's
+	// ResizeTerminal RPC.
+	ExecutionServiceResizeTerminalProcedure = "/skerry.v1.ExecutionService/ResizeTerminal"
+	// ExecutionServicePortForwardProcedure is the fully-qualified name of the ExecutionService's
+	// PortForward RPC.
+	ExecutionServicePortForwardProcedure = "/skerry.v1.ExecutionService/PortForward"
 )
 
 // ExecutionServiceClient is a client for the skerry.v1.ExecutionService service.
@@ -74,6 +83,14 @@ type ExecutionServiceClient interface {
 	// CancelExecution ends the whole process tree. It answers when the execution
 	// is terminal or wait_ms has passed; cancelling twice is no error.
 	CancelExecution(context.Context, *connect.Request[v1.CancelExecutionRequest]) (*connect.Response[v1.CancelExecutionResponse], error)
+	// WriteInput writes to the standard input of an interactive execution. To
+	// repeat a call with the same offset and writer is harmless.
+	WriteInput(context.Context, *connect.Request[v1.WriteInputRequest]) (*connect.Response[v1.WriteInputResponse], error)
+	// ResizeTerminal sets the size of an execution's terminal.
+	ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error)
+	// PortForward is one connection to a port of the sandbox's loopback. It needs
+	// HTTP/2: the Connect protocol's stream, or gRPC.
+	PortForward(context.Context) *connect.BidiStreamForClient[v1.PortForwardRequest, v1.PortForwardResponse]
 }
 
 // NewExecutionServiceClient constructs a client for the skerry.v1.ExecutionService service. By
@@ -129,6 +146,24 @@ func NewExecutionServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(executionServiceMethods.ByName("CancelExecution")),
 			connect.WithClientOptions(opts...),
 		),
+		writeInput: connect.NewClient[v1.WriteInputRequest, v1.WriteInputResponse](
+			httpClient,
+			baseURL+ExecutionServiceWriteInputProcedure,
+			connect.WithSchema(executionServiceMethods.ByName("WriteInput")),
+			connect.WithClientOptions(opts...),
+		),
+		resizeTerminal: connect.NewClient[v1.ResizeTerminalRequest, v1.ResizeTerminalResponse](
+			httpClient,
+			baseURL+ExecutionServiceResizeTerminalProcedure,
+			connect.WithSchema(executionServiceMethods.ByName("ResizeTerminal")),
+			connect.WithClientOptions(opts...),
+		),
+		portForward: connect.NewClient[v1.PortForwardRequest, v1.PortForwardResponse](
+			httpClient,
+			baseURL+ExecutionServicePortForwardProcedure,
+			connect.WithSchema(executionServiceMethods.ByName("PortForward")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -141,6 +176,9 @@ type executionServiceClient struct {
 	readExecutionLogs   *connect.Client[v1.ReadExecutionLogsRequest, v1.ReadExecutionLogsResponse]
 	followExecutionLogs *connect.Client[v1.FollowExecutionLogsRequest, v1.FollowExecutionLogsResponse]
 	cancelExecution     *connect.Client[v1.CancelExecutionRequest, v1.CancelExecutionResponse]
+	writeInput          *connect.Client[v1.WriteInputRequest, v1.WriteInputResponse]
+	resizeTerminal      *connect.Client[v1.ResizeTerminalRequest, v1.ResizeTerminalResponse]
+	portForward         *connect.Client[v1.PortForwardRequest, v1.PortForwardResponse]
 }
 
 // RunShell calls skerry.v1.ExecutionService.RunShell.
@@ -178,6 +216,21 @@ func (c *executionServiceClient) CancelExecution(ctx context.Context, req *conne
 	return c.cancelExecution.CallUnary(ctx, req)
 }
 
+// WriteInput calls skerry.v1.ExecutionService.WriteInput.
+func (c *executionServiceClient) WriteInput(ctx context.Context, req *connect.Request[v1.WriteInputRequest]) (*connect.Response[v1.WriteInputResponse], error) {
+	return c.writeInput.CallUnary(ctx, req)
+}
+
+// ResizeTerminal calls skerry.v1.ExecutionService.ResizeTerminal.
+func (c *executionServiceClient) ResizeTerminal(ctx context.Context, req *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error) {
+	return c.resizeTerminal.CallUnary(ctx, req)
+}
+
+// PortForward calls skerry.v1.ExecutionService.PortForward.
+func (c *executionServiceClient) PortForward(ctx context.Context) *connect.BidiStreamForClient[v1.PortForwardRequest, v1.PortForwardResponse] {
+	return c.portForward.CallBidiStream(ctx)
+}
+
 // ExecutionServiceHandler is an implementation of the skerry.v1.ExecutionService service.
 type ExecutionServiceHandler interface {
 	// RunShell runs `bash --noprofile --norc -euo pipefail -c COMMAND`.
@@ -196,6 +249,14 @@ type ExecutionServiceHandler interface {
 	// CancelExecution ends the whole process tree. It answers when the execution
 	// is terminal or wait_ms has passed; cancelling twice is no error.
 	CancelExecution(context.Context, *connect.Request[v1.CancelExecutionRequest]) (*connect.Response[v1.CancelExecutionResponse], error)
+	// WriteInput writes to the standard input of an interactive execution. To
+	// repeat a call with the same offset and writer is harmless.
+	WriteInput(context.Context, *connect.Request[v1.WriteInputRequest]) (*connect.Response[v1.WriteInputResponse], error)
+	// ResizeTerminal sets the size of an execution's terminal.
+	ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error)
+	// PortForward is one connection to a port of the sandbox's loopback. It needs
+	// HTTP/2: the Connect protocol's stream, or gRPC.
+	PortForward(context.Context, *connect.BidiStream[v1.PortForwardRequest, v1.PortForwardResponse]) error
 }
 
 // NewExecutionServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -247,6 +308,24 @@ func NewExecutionServiceHandler(svc ExecutionServiceHandler, opts ...connect.Han
 		connect.WithSchema(executionServiceMethods.ByName("CancelExecution")),
 		connect.WithHandlerOptions(opts...),
 	)
+	executionServiceWriteInputHandler := connect.NewUnaryHandler(
+		ExecutionServiceWriteInputProcedure,
+		svc.WriteInput,
+		connect.WithSchema(executionServiceMethods.ByName("WriteInput")),
+		connect.WithHandlerOptions(opts...),
+	)
+	executionServiceResizeTerminalHandler := connect.NewUnaryHandler(
+		ExecutionServiceResizeTerminalProcedure,
+		svc.ResizeTerminal,
+		connect.WithSchema(executionServiceMethods.ByName("ResizeTerminal")),
+		connect.WithHandlerOptions(opts...),
+	)
+	executionServicePortForwardHandler := connect.NewBidiStreamHandler(
+		ExecutionServicePortForwardProcedure,
+		svc.PortForward,
+		connect.WithSchema(executionServiceMethods.ByName("PortForward")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skerry.v1.ExecutionService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ExecutionServiceRunShellProcedure:
@@ -263,6 +342,12 @@ func NewExecutionServiceHandler(svc ExecutionServiceHandler, opts ...connect.Han
 			executionServiceFollowExecutionLogsHandler.ServeHTTP(w, r)
 		case ExecutionServiceCancelExecutionProcedure:
 			executionServiceCancelExecutionHandler.ServeHTTP(w, r)
+		case ExecutionServiceWriteInputProcedure:
+			executionServiceWriteInputHandler.ServeHTTP(w, r)
+		case ExecutionServiceResizeTerminalProcedure:
+			executionServiceResizeTerminalHandler.ServeHTTP(w, r)
+		case ExecutionServicePortForwardProcedure:
+			executionServicePortForwardHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -298,4 +383,16 @@ func (UnimplementedExecutionServiceHandler) FollowExecutionLogs(context.Context,
 
 func (UnimplementedExecutionServiceHandler) CancelExecution(context.Context, *connect.Request[v1.CancelExecutionRequest]) (*connect.Response[v1.CancelExecutionResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.ExecutionService.CancelExecution is not implemented"))
+}
+
+func (UnimplementedExecutionServiceHandler) WriteInput(context.Context, *connect.Request[v1.WriteInputRequest]) (*connect.Response[v1.WriteInputResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.ExecutionService.WriteInput is not implemented"))
+}
+
+func (UnimplementedExecutionServiceHandler) ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.ExecutionService.ResizeTerminal is not implemented"))
+}
+
+func (UnimplementedExecutionServiceHandler) PortForward(context.Context, *connect.BidiStream[v1.PortForwardRequest, v1.PortForwardResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.ExecutionService.PortForward is not implemented"))
 }
