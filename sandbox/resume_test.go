@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -157,6 +158,39 @@ func errorOf(f func() error) <-chan error {
 	out := make(chan error, 1)
 	go func() { out <- f() }()
 	return out
+}
+
+// What runc leaves when it is interrupted goes with the rest.
+func TestEndRemovesGroupsOfRunc(t *testing.T) {
+	w := onContainerd(sandboxtest.StartContainerd(t))(t, nil)
+	roots, err := filepath.Glob("/sys/fs/cgroup/*/skerry-containerd")
+	if err != nil || len(roots) == 0 {
+		sandboxtest.Require(t, fmt.Errorf("no hierarchy of control groups of version 1: %w", err))
+	}
+	id := fmt.Sprintf("ex_%d_g%d", os.Getpid(), executions.Add(1))
+	group := filepath.Join(roots[0], id)
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	left := exec.Command("sleep", "100")
+	if err := left.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(fmt.Sprint(left.Process.Pid)), 0o600); err != nil {
+		t.Error(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if err = w.host.End(t.Context(), id); err == nil || time.Now().After(deadline) {
+			break
+		}
+	}
+	if _, gone := os.Stat(group); err != nil || gone == nil {
+		t.Errorf("the group is there: %v", err)
+	}
+	_ = left.Process.Kill()
+	if err := left.Wait(); err == nil {
+		t.Error("the process ran on")
+	}
 }
 
 // A sweep removes this host's containers, running ones too, and no other's.

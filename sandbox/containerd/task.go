@@ -96,6 +96,9 @@ func (b *Backend) remove(ctx context.Context, id string) error {
 			return err
 		}
 	}
+	if err := removeGroups(id); err != nil {
+		return err
+	}
 	return absent(b.client.ContainerService().Delete(ctx, id))
 }
 
