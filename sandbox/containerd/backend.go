@@ -37,10 +37,14 @@ type Config struct {
 	// Init is where the document mounts runnerd-shim, and ControlDir where the
 	// execution's supervisor is to be found.
 	Init, ControlDir string
-	// MountPoints are made in the image's root where it lacks them, and Files
-	// written if it has none of their names. Append are lines added to files.
+	// System are directories of the host that the document shows at their own
+	// paths; they are left out if there is an image.
+	System []string
+	// MountPoints are made in the image's root where it lacks them; Files and
+	// Links replace what it has of their names. Append are lines added to files.
 	MountPoints []string
 	Files       map[string]string
+	Links       map[string]string
 	Append      map[string]string
 	// TempDir is where the image's root is mounted to do so.
 	TempDir string

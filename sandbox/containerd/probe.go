@@ -51,7 +51,7 @@ func unavailable(err error) error {
 	switch {
 	case strings.Contains(text, "runc") && strings.Contains(text, "executable file not found"):
 		return &UnavailableError{"it finds no runc", "install the package runc, 1.1 or newer", err}
-	case strings.Contains(text, "containerd-shim") && (strings.Contains(text, "not found") || strings.Contains(text, "no such file")),
+	case strings.Contains(text, "containerd-shim") && (strings.Contains(text, "not found") || strings.Contains(text, "no such file") || strings.Contains(text, "not installed")),
 		strings.Contains(text, "invalid runtime name"):
 		return &UnavailableError{"it has no such runtime: " + text, "use the default of sandbox.containerd.runtime, " + DefaultRuntime, err}
 	case errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err) || strings.Contains(text, "code = Unavailable"):
