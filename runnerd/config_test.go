@@ -56,6 +56,13 @@ func TestConfigIsChecked(t *testing.T) {
 		"sandbox.containerd.address": func(c *Config) {
 			c.Sandbox.Backends, c.Sandbox.Containerd.Address = []string{"containerd"}, "unix:///run/sock"
 		},
+		"sandbox.read_only[1]": func(c *Config) { c.Sandbox.ReadOnly = []string{"/usr", "relative"} },
+		"sandbox.containerd.namespace": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Namespace = []string{"containerd"}, "a/b"
+		},
+		"sandbox.containerd.runtime": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Runtime = []string{"containerd"}, "runc"
+		},
 		"sandbox.containerd.rootfs": func(c *Config) {
 			c.Sandbox.Backends, c.Sandbox.Containerd.Rootfs = []string{"containerd"}, "other"
 		},
@@ -117,6 +124,22 @@ func TestLimitsOfProcessorsAreChecked(t *testing.T) {
 		var fe *config.FieldError
 		if err := c.Validate(); !errors.As(err, &fe) || fe.Field != "limits.threads_hint" {
 			t.Errorf("%d threads: %v", threads, err)
+		}
+	}
+}
+
+func TestReadOnlyLeavesTheSandboxItsPlaces(t *testing.T) {
+	for _, p := range []string{"/", "/proc", "/proc/self", "/home", "/workspace/x", "/.skerry", "/opt/env", "/usr/../etc", "/usr/", ""} {
+		if err := (Sandbox{ReadOnly: []string{p}}).validateReadOnly(); err == nil {
+			t.Errorf("%q is accepted", p)
+		}
+	}
+	if err := (Sandbox{ReadOnly: []string{"/usr/share", "/usr", "/opt", "/run/tools", "/etc/tools"}}).validateReadOnly(); err != nil {
+		t.Error(err)
+	}
+	for p, found := range map[string]bool{"/usr": true, "/no/such": false, "/usr/bin/env": false} {
+		if err := (Sandbox{ReadOnly: []string{p}}).findReadOnly(); (err == nil) != found {
+			t.Errorf("%s: %v", p, err)
 		}
 	}
 }

@@ -25,6 +25,23 @@ const (
 	ProxyPort = 3128
 )
 
+// OwnPlace names the place of every sandbox's own that the directory, shown at
+// its own path, would cover, or that it must not lie in; "" for none.
+func OwnPlace(dir string) string {
+	inits := path.Dir(InitPath)
+	for _, own := range []string{"/proc", "/dev", "/tmp", "/run", "/etc", "/var/tmp", HomeDir, WorkspaceDir, inits} {
+		if own == dir || strings.HasPrefix(own, strings.TrimSuffix(dir, "/")+"/") {
+			return own
+		}
+	}
+	for _, own := range []string{"/proc", "/dev", WorkspaceDir, EnvDir, inits} {
+		if dir == own || strings.HasPrefix(dir, own+"/") {
+			return own
+		}
+	}
+	return ""
+}
+
 // The user inside every sandbox.
 const (
 	UserName = "agent"
