@@ -42,9 +42,13 @@ func (bwrapBackend) Begin(context.Context, string, string, *specs.Spec, func(con
 	return nil
 }
 
+// Begun is asked of executions alone that another backend began.
 func (bwrapBackend) Begun(context.Context, string) (containerd.Progress, error) {
-	return containerd.Running, nil
+	return containerd.NotBegun, errOtherBackend
 }
+
+var errOtherBackend = errors.New("the runner was restarted without the backend that was to make it (sandbox.backends)")
+
 func (bwrapBackend) End(context.Context, string) error              { return nil }
 func (bwrapBackend) Sweep(context.Context, func(string) bool) error { return nil }
 func (bwrapBackend) Close() error                                   { return nil }

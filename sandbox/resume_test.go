@@ -225,3 +225,48 @@ func TestSweepRemovesWhatIsNotLive(t *testing.T) {
 		t.Errorf("left: %s", list)
 	}
 }
+
+// The next daemon has another backend: what waits for a container ends at once
+// and says why, and what runs in one goes on.
+func TestResumeWithAnotherBackend(t *testing.T) {
+	w := onContainerd(sandboxtest.StartContainerd(t))(t, nil)
+	next := newWorld(t, nil)
+	start := func() (*supervisor.Handle, string, Policy) {
+		policy := w.policy
+		policy.Args = []string{"sh", "-c", "sleep 1; exit 6"}
+		id := fmt.Sprintf("ex_%d_o%d", os.Getpid(), executions.Add(1))
+		spec, err := w.host.Command(id, policy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(privateDir(t), "exec")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		h, err := supervisor.Start(t.Context(), shimBinary, dir, spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h, id, policy
+	}
+	waiting, id, policy := start()
+	if err := next.host.Resume(t.Context(), id, waiting, policy); err == nil {
+		t.Error("nothing is said")
+	}
+	if e, err := waiting.Wait(t.Context()); err != nil || e.Kind != supervisor.KindStartFailed || !strings.Contains(e.Detail, "sandbox.backends") {
+		t.Errorf("%+v, %v", e, err)
+	}
+	running, id, policy := start()
+	if err := w.host.Begin(t.Context(), id, running, policy); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); !running.Begun() && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	if err := next.host.Resume(t.Context(), id, running, policy); err != nil {
+		t.Error(err)
+	}
+	if r := (&begun{running, id, w}).end(t); r.Kind != supervisor.KindExited || *r.Code != 6 {
+		t.Errorf("%+v", r.Exit)
+	}
+}
