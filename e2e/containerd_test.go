@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -126,6 +127,33 @@ func TestI3ContainerdRunsOnceUnderKills(t *testing.T) {
 	if got := c.read(t, "ran"); got != want.String() {
 		t.Fatalf("ran:\n%s\nwant:\n%s", got, want.String())
 	}
+	noContainers(d, ctrd)
+}
+
+// A container that can't be removed, here as its shim hangs, doesn't keep the
+// daemon from starting; it goes when it can.
+func TestContainerdLeftoverThatHangs(t *testing.T) {
+	d, ctrd := newContainerdDev(t, "")
+	c := d.admin()
+	e := c.start(t, "echo up; sleep 1", nil)
+	d.eventually("it runs", func() bool { return strings.Contains(c.log(t, e.Id, ""), "up") })
+	signal := func(s syscall.Signal) {
+		for _, pid := range ctrd.Shims() {
+			if err := syscall.Kill(pid, s); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	signal(syscall.SIGSTOP)
+	defer signal(syscall.SIGCONT)
+	wantState(t, c.wait(t, e.Id), "completed", "exited")
+	d.kill()
+	d.start()
+	wantState(t, d.admin().sh(t, "true"), "completed", "exited")
+	if ctrd.Ctr("skerry", "containers", "list", "-q") == "" {
+		t.Error("the container is gone: nothing was tested")
+	}
+	signal(syscall.SIGCONT)
 	noContainers(d, ctrd)
 }
 

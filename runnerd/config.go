@@ -2,6 +2,7 @@ package runnerd
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"net/netip"
 	"os"
@@ -74,7 +75,8 @@ type UIDs struct {
 }
 
 // Limits of one execution and of what agents may store. 0 means no limit, but
-// for queues and files, which always have one.
+// for queues, uploads and what each execution has a limit of at any rate: there
+// 0 of processes, open_files, tmp_bytes and shm_bytes is the default.
 type Limits struct {
 	// Memory of one execution in all; 0: no limit, and the host's out-of-memory
 	// killer takes sandboxes first. A limit costs each launch the entry into a
@@ -145,6 +147,14 @@ type REAPI struct {
 	MaxBlobs uint64       `yaml:"max_blobs"`
 }
 
+// Bounds of limits: the kernel's least quota is a millisecond in a period of a
+// tenth of a second, and a program is not loaded into less memory.
+const (
+	leastCPUs   = 0.01
+	mostCPUs    = 1 << 20
+	leastMemory = config.Bytes(1 << 20)
+)
+
 // Values of Limits.ProjectQuota.
 const (
 	projectAuto = "auto"
@@ -188,8 +198,14 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "agent_uids", Problem: "must start above 0 and end below 4294967294", Remedy: "choose a range that nothing else uses"}
 	case c.Limits.WorkspaceQueue <= 0:
 		return &config.FieldError{Field: "limits.workspace_queue", Problem: "must be over 0", Remedy: "use the default, 256"}
-	case c.Limits.CPUs < 0 || c.Limits.ThreadsHint < 0:
-		return &config.FieldError{Field: "limits.cpus", Problem: "limits.cpus and limits.threads_hint must not be negative", Remedy: "use 0 for none"}
+	case c.Limits.CPUs != 0 && !(c.Limits.CPUs >= leastCPUs && c.Limits.CPUs <= mostCPUs): // not a number neither
+		return &config.FieldError{Field: "limits.cpus", Problem: fmt.Sprintf("is %v, not 0 or from %v to %v", c.Limits.CPUs, leastCPUs, mostCPUs), Remedy: "use 0 for no limit"}
+	case c.Limits.ThreadsHint < 0 || c.Limits.ThreadsHint > mostCPUs:
+		return &config.FieldError{Field: "limits.threads_hint", Problem: fmt.Sprintf("is not from 0 to %d", mostCPUs), Remedy: "use 0 to tell nothing"}
+	case c.Limits.Memory > 0 && c.Limits.Memory < leastMemory:
+		return &config.FieldError{Field: "limits.memory", Problem: "is less than any program needs", Remedy: fmt.Sprintf("use 0 for no limit, or at least %v", leastMemory)}
+	case c.Grace < 0:
+		return &config.FieldError{Field: "grace", Problem: "is negative", Remedy: "use the default, 5s"}
 	case c.Limits.ProjectQuota != projectAuto && c.Limits.ProjectQuota != projectOff:
 		return &config.FieldError{Field: "limits.project_quota", Problem: "is neither auto nor off", Remedy: "use the default, auto"}
 	case c.Limits.UploadBytes == 0:
@@ -208,6 +224,7 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "keep_executions", Problem: "keep_executions and keep_logs must be over 0", Remedy: "use the defaults"}
 	}
 	for field, n := range map[string]uint64{"limits.workspace_entries": c.Limits.WorkspaceEntries, "store.max_objects": c.Store.MaxObjects,
+		"limits.processes": c.Limits.Processes, "limits.open_files": c.Limits.OpenFiles, "limits.file_bytes": uint64(c.Limits.FileBytes),
 		"store.min_free_inodes": c.Store.MinFreeInodes, "reapi.max_blobs": c.REAPI.MaxBlobs} {
 		if n > math.MaxInt64 {
 			return &config.FieldError{Field: field, Problem: "is over 9223372036854775807", Remedy: "use 0 for no limit"}

@@ -3,6 +3,7 @@ package runnerd
 import (
 	"bytes"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -56,13 +57,24 @@ func TestConfigIsChecked(t *testing.T) {
 		"sandbox.containerd.address": func(c *Config) {
 			c.Sandbox.Backends, c.Sandbox.Containerd.Address = []string{"containerd"}, "unix:///run/sock"
 		},
+		"sandbox.read_only[1]": func(c *Config) { c.Sandbox.ReadOnly = []string{"/usr", "relative"} },
+		"sandbox.containerd.namespace": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Namespace = []string{"containerd"}, "a/b"
+		},
+		"sandbox.containerd.runtime": func(c *Config) {
+			c.Sandbox.Backends, c.Sandbox.Containerd.Runtime = []string{"containerd"}, "runc"
+		},
 		"sandbox.containerd.rootfs": func(c *Config) {
 			c.Sandbox.Backends, c.Sandbox.Containerd.Rootfs = []string{"containerd"}, "other"
 		},
 		"sandbox.containerd.image": func(c *Config) {
 			c.Sandbox.Backends, c.Sandbox.Containerd.Rootfs = []string{"containerd"}, "image"
 		},
-		"log.level": func(c *Config) { c.Log.Level = "loud" },
+		"limits.processes":  func(c *Config) { c.Limits.Processes = 1 << 63 },
+		"limits.memory":     func(c *Config) { c.Limits.Memory = 1000 },
+		"limits.file_bytes": func(c *Config) { c.Limits.FileBytes = 1 << 63 },
+		"grace":             func(c *Config) { c.Grace = -1 },
+		"log.level":         func(c *Config) { c.Log.Level = "loud" },
 	} {
 		c := DefaultConfig()
 		c.Name = "node1"
@@ -87,5 +99,48 @@ func TestContainersRootIsNoAgent(t *testing.T) {
 	agents, root := c.agents(), c.sandboxConfig(sandbox.Config{}, sandbox.Containerd).Containerd.RootUID
 	if root == 0 || root < c.AgentUIDs.First || root >= c.AgentUIDs.First+c.AgentUIDs.Count || root < agents.First+agents.Count {
 		t.Errorf("agents %+v, root %d", agents, root)
+	}
+}
+
+// No number passes that would panic, or mean next to nothing where it says a lot.
+func TestLimitsOfProcessorsAreChecked(t *testing.T) {
+	for _, cpus := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e20, 1e-300, 0.001} {
+		c := DefaultConfig()
+		c.Name, c.Limits.CPUs = "node1", cpus
+		var fe *config.FieldError
+		if err := c.Validate(); !errors.As(err, &fe) || fe.Field != "limits.cpus" || fe.Remedy == "" {
+			t.Errorf("%v: %v", cpus, err)
+		}
+	}
+	for _, cpus := range []float64{0, 0.01, 1.5, 4096} {
+		c := DefaultConfig()
+		c.Name, c.Limits.CPUs = "node1", cpus
+		if err := c.Validate(); err != nil {
+			t.Errorf("%v: %v", cpus, err)
+		}
+	}
+	for _, threads := range []int{-1, 1 << 40} {
+		c := DefaultConfig()
+		c.Name, c.Limits.ThreadsHint = "node1", threads
+		var fe *config.FieldError
+		if err := c.Validate(); !errors.As(err, &fe) || fe.Field != "limits.threads_hint" {
+			t.Errorf("%d threads: %v", threads, err)
+		}
+	}
+}
+
+func TestReadOnlyLeavesTheSandboxItsPlaces(t *testing.T) {
+	for _, p := range []string{"/", "/proc", "/proc/self", "/home", "/workspace/x", "/.skerry", "/opt/env", "/usr/../etc", "/usr/", ""} {
+		if err := (Sandbox{ReadOnly: []string{p}}).validateReadOnly(); err == nil {
+			t.Errorf("%q is accepted", p)
+		}
+	}
+	if err := (Sandbox{ReadOnly: []string{"/usr/share", "/usr", "/opt", "/run/tools", "/etc/tools"}}).validateReadOnly(); err != nil {
+		t.Error(err)
+	}
+	for p, found := range map[string]bool{"/usr": true, "/no/such": false, "/usr/bin/env": false} {
+		if err := (Sandbox{ReadOnly: []string{p}}).findReadOnly(); (err == nil) != found {
+			t.Errorf("%s: %v", p, err)
+		}
 	}
 }

@@ -177,7 +177,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if err := d.engine.Recover(ctx, recorded); err != nil {
 		return err
 	}
-	return d.launcher.sweep(ctx, d.engine.Live)
+	return d.launcher.sweep(d.engine.Live)
 }
 
 // attach is called by the coordinator before any other call of a link. A runner

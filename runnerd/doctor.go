@@ -30,6 +30,9 @@ func Doctor(ctx context.Context, cfg Config) (Diagnosis, error) {
 	if err != nil {
 		return d, err
 	}
+	if err := cfg.Sandbox.findReadOnly(); err != nil {
+		return d, err
+	}
 	dir, err := os.MkdirTemp("", "skerry-doctor-")
 	if err != nil {
 		return d, err

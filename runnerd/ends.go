@@ -30,13 +30,18 @@ func newEnds(end func(ctx context.Context, id string) error, log *slog.Logger) *
 }
 
 func (e *ends) add(id string) {
+	e.until("sandbox not removed", func() error { return e.end(e.ctx, id) }, "execution", id)
+}
+
+// until repeats what fails, and logs each failure as the message with the attributes.
+func (e *ends) until(message string, remove func() error, attributes ...any) {
 	e.wg.Go(func() {
 		for {
-			err := e.end(e.ctx, id)
+			err := remove()
 			if err == nil || e.ctx.Err() != nil {
 				return
 			}
-			e.log.Warn("sandbox not removed", "execution", id, "err", err)
+			e.log.Warn(message, append(attributes, "err", err)...)
 			select {
 			case <-e.closed:
 				return

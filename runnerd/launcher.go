@@ -39,6 +39,9 @@ func newLauncher(ctx context.Context, cfg Config, log *slog.Logger, reg promethe
 	if err != nil {
 		return nil, err
 	}
+	if err := cfg.Sandbox.findReadOnly(); err != nil {
+		return nil, err
+	}
 	state := filepath.Join(cfg.DataDir, "sandbox")
 	if err := os.MkdirAll(state, 0o755); err != nil {
 		return nil, err
@@ -204,9 +207,12 @@ func (l *launcher) Release(id string) {
 	}
 }
 
-// sweep removes what a daemon that was killed left of executions that are no more.
-func (l *launcher) sweep(ctx context.Context, live func(id string) bool) error {
-	return errors.Join(l.host.Sweep(ctx, live), l.net.Sweep())
+// sweep removes what a daemon that was killed left of executions that are no
+// more. Sandboxes go off the daemon's way to its start, as a runtime that hangs
+// with one of them must not keep all other work waiting.
+func (l *launcher) sweep(live func(id string) bool) error {
+	l.ends.until("sandboxes of ended executions not removed", func() error { return l.host.Sweep(l.ends.ctx, live) })
+	return l.net.Sweep()
 }
 
 func networked(launch execution.Launch) bool {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -53,6 +54,14 @@ const (
 	rootfsImage = "image"
 )
 
+// What containerd takes for names.
+var (
+	containerdName = regexp.MustCompile(`^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`)
+	runtimeName    = regexp.MustCompile(`^io\.containerd\.[a-z0-9-]+\.v[0-9]+$`)
+)
+
+const maxContainerdName = 76
+
 func defaultSandbox() Sandbox {
 	return Sandbox{Backends: []string{sandbox.Bubblewrap}, Containerd: Containerd{Address: "/run/containerd/containerd.sock", Namespace: "skerry",
 		Runtime: "io.containerd.runc.v2", Rootfs: rootfsHost, Snapshotter: "overlayfs"}}
@@ -72,6 +81,9 @@ func (s Sandbox) validate(uids UIDs) error {
 	if s.RequireTier != "" && !sandbox.Tier(s.RequireTier).AtLeast(sandbox.TierNone) {
 		return &config.FieldError{Field: "sandbox.require_tier", Problem: fmt.Sprintf("is %q, which is no tier", s.RequireTier), Remedy: "use one that runnerd doctor prints"}
 	}
+	if err := s.validateReadOnly(); err != nil {
+		return err
+	}
 	c := s.Containerd
 	switch {
 	case !s.uses(sandbox.Containerd):
@@ -80,12 +92,42 @@ func (s Sandbox) validate(uids UIDs) error {
 		return &config.FieldError{Field: "sandbox.containerd.address", Problem: "is not an absolute path of at most 100 bytes", Remedy: "use the default, /run/containerd/containerd.sock"}
 	case c.Namespace == "" || c.Runtime == "" || c.Snapshotter == "":
 		return &config.FieldError{Field: "sandbox.containerd", Problem: "has an empty namespace, runtime or snapshotter", Remedy: "use the defaults"}
+	case !containerdName.MatchString(c.Namespace) || len(c.Namespace) > maxContainerdName:
+		return &config.FieldError{Field: "sandbox.containerd.namespace", Problem: fmt.Sprintf("is %q, which containerd takes for no name", c.Namespace), Remedy: "use letters and digits, with single . _ - between them, at most 76"}
+	case !runtimeName.MatchString(c.Runtime) && !filepath.IsAbs(c.Runtime):
+		return &config.FieldError{Field: "sandbox.containerd.runtime", Problem: fmt.Sprintf("is %q, which is neither io.containerd.NAME.vN nor an absolute path", c.Runtime), Remedy: "use the default, io.containerd.runc.v2"}
 	case c.Rootfs != rootfsHost && c.Rootfs != rootfsImage:
 		return &config.FieldError{Field: "sandbox.containerd.rootfs", Problem: fmt.Sprintf("is %q", c.Rootfs), Remedy: "use host or image"}
 	case (c.Rootfs == rootfsImage) != (c.Image != ""):
 		return &config.FieldError{Field: "sandbox.containerd.image", Problem: "goes with rootfs: image, and with no other", Remedy: "set both, or neither"}
 	case os.Geteuid() == 0 && uids.Count < 2:
 		return &config.FieldError{Field: "agent_uids", Problem: "has less than two uids: containerd needs one that no agent has", Remedy: "widen the range"}
+	}
+	return nil
+}
+
+// validateReadOnly refuses what can't be shown at its own path: what isn't named
+// plainly, and what would cover, or lie in, a place of the sandbox's own.
+func (s Sandbox) validateReadOnly() error {
+	for i, p := range s.ReadOnly {
+		field := fmt.Sprintf("sandbox.read_only[%d]", i)
+		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
+			return &config.FieldError{Field: field, Problem: fmt.Sprintf("is %q, which is not a clean absolute path", p), Remedy: "name a directory of the host such as /opt/tools"}
+		}
+		if own := sandbox.OwnPlace(p); own != "" {
+			return &config.FieldError{Field: field, Problem: fmt.Sprintf("is %s, but a sandbox has its own %s", p, own), Remedy: "show another directory"}
+		}
+	}
+	return nil
+}
+
+// findReadOnly looks for the directories on this host: without one of them no
+// execution would start.
+func (s Sandbox) findReadOnly() error {
+	for i, p := range s.ReadOnly {
+		if info, err := os.Stat(p); err != nil || !info.IsDir() {
+			return &config.FieldError{Field: fmt.Sprintf("sandbox.read_only[%d]", i), Problem: p + " is not a directory of this host", Remedy: "make it, or leave it out"}
+		}
 	}
 	return nil
 }

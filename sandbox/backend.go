@@ -42,9 +42,13 @@ func (bwrapBackend) Begin(context.Context, string, string, *specs.Spec, func(con
 	return nil
 }
 
+// Begun is asked of executions alone that another backend began.
 func (bwrapBackend) Begun(context.Context, string) (containerd.Progress, error) {
-	return containerd.Running, nil
+	return containerd.NotBegun, errOtherBackend
 }
+
+var errOtherBackend = errors.New("the runner was restarted without the backend that was to make it (sandbox.backends)")
+
 func (bwrapBackend) End(context.Context, string) error              { return nil }
 func (bwrapBackend) Sweep(context.Context, func(string) bool) error { return nil }
 func (bwrapBackend) Close() error                                   { return nil }
@@ -75,11 +79,11 @@ func (c *ContainerdConfig) applyDefaults() {
 func newContainerd(h *Host) (*containerd.Backend, error) {
 	c := h.config.Containerd
 	c.applyDefaults()
-	points := []string{"/proc", "/dev", "/tmp", "/run", "/var/tmp", HomeDir, WorkspaceDir, EnvDir, EgressDir, ControlDir}
+	points := []string{"/proc", "/dev", "/tmp", "/run", HomeDir, WorkspaceDir, EnvDir, EgressDir, ControlDir}
 	return containerd.New(containerd.Config{
 		Address: c.Address, Namespace: c.Namespace, Runtime: c.Runtime, Owner: h.config.StateDir,
 		Image: c.Image, Snapshotter: c.Snapshotter, RootUID: c.RootUID, RootGID: c.RootGID,
-		Init: InitPath, ControlDir: ControlDir,
+		Init: InitPath, ControlDir: ControlDir, System: h.system.Dirs, Links: map[string]string{"/var/tmp": "/tmp"},
 		MountPoints: append(points, h.config.MountPoints...), Files: imageFiles(), Append: imageUsers(), TempDir: h.config.StateDir,
 	})
 }
@@ -98,14 +102,46 @@ func (h *Host) Begin(ctx context.Context, id string, execution *supervisor.Handl
 	if h.backend == nil || !execution.Connects() {
 		return nil
 	}
+	wanted, done := whileWanted(ctx, execution)
+	defer done()
 	doc, err := h.document(p)
 	if err == nil {
-		err = h.backend.Begin(ctx, id, execution.Dir(), doc, execution.AwaitDoor)
+		err = h.backend.Begin(wanted, id, execution.Dir(), doc, execution.AwaitDoor)
 	}
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
+	if wanted.Err() != nil {
+		return notAnswered(err)
+	}
 	return h.giveUp(ctx, id, execution, err)
+}
+
+// wantedGrace is how long the making of a sandbox may go on when its supervisor
+// has ended, as it does at once after a cancel: containerd answers by then.
+const wantedGrace = 5 * time.Second
+
+// whileWanted gives a context that ends soon after the supervisor does: the
+// supervisor bounds the set-up, while a containerd that hangs never answers.
+func whileWanted(ctx context.Context, execution *supervisor.Handle) (wanted context.Context, done func()) {
+	wanted, cancel := context.WithCancel(ctx)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_, _ = execution.Wait(wanted) // its end alone matters
+		select {
+		case <-wanted.Done():
+		case <-time.After(wantedGrace):
+			cancel()
+		}
+	}()
+	return wanted, func() { cancel(); <-gone }
+}
+
+// notAnswered: the supervisor has given its verdict meanwhile, and whatever of
+// the container there is or will be, End removes.
+func notAnswered(err error) error {
+	return fmt.Errorf("make sandbox: the execution ended before containerd answered: %w", err)
 }
 
 // giveUp asks the supervisor to end the execution, which it refuses if the
@@ -144,8 +180,15 @@ func (h *Host) Resume(ctx context.Context, id string, execution *supervisor.Hand
 		}
 		return err
 	}
-	progress, err := h.backend.Begun(ctx, id)
+	wanted, done := whileWanted(ctx, execution)
+	progress, err := h.backend.Begun(wanted, id)
+	late := wanted.Err() != nil
+	done()
 	switch {
+	case err != nil && ctx.Err() != nil:
+		return err
+	case err != nil && late:
+		return notAnswered(err)
 	case err != nil:
 		return h.giveUp(ctx, id, execution, err)
 	case progress == containerd.Stopped:

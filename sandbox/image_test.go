@@ -1,11 +1,16 @@
 package sandbox
 
 import (
+	"archive/tar"
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"skerry.internal/sandbox/sandboxtest"
 	"skerry.internal/sandbox/supervisor"
@@ -100,5 +105,112 @@ func TestContainerdWithoutRunc(t *testing.T) {
 	g, _ := h.Report().Get(Containerd)
 	if g.Available || !strings.Contains(g.Why, "no runc") || !strings.Contains(g.Remedy, "install the package runc") || h.Report().Tier != TierNone {
 		t.Errorf("report:\n%s", h.Report())
+	}
+}
+
+// What an image has where files and mount points go is hostile: pipes that would
+// never end, devices of the host, links out of it, directories that nobody may
+// pass. None of it stops the daemon, and none of it is read.
+func TestImageWithTraps(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	node := func(name string, kind byte, minor int64) tar.Header {
+		return tar.Header{Name: name, Typeflag: kind, Mode: 0o644, Devmajor: 1, Devminor: minor}
+	}
+	const zero = 5
+	c.Import("skerry", testImage, sandboxtest.Image{
+		Programs: []string{"bash", "cat", "id", "touch", "readlink"},
+		Links:    map[string]string{"tmp": "/proc/1/root", "proc": "/", "var": "/etc"},
+		Entries: []tar.Header{
+			node("etc/passwd", tar.TypeFifo, 0), node("etc/hosts", tar.TypeFifo, 0), node("workspace", tar.TypeFifo, 0), node("run", tar.TypeChar, zero),
+			{Name: "./", Typeflag: tar.TypeDir, Mode: 0o700}, {Name: "home/", Typeflag: tar.TypeDir, Mode: 0o700}, {Name: ".skerry/", Typeflag: tar.TypeDir},
+			{Name: "etc/resolv.conf/deep/", Typeflag: tar.TypeDir, Mode: 0o755},
+		},
+	})
+	w := onContainerd(c)(t, func(config *Config) { config.Containerd.Image = testImage })
+	r := w.shell(t, "id -un; for d in . ~ /tmp /var/tmp /run; do touch $d/x || echo $d; done; readlink /var/tmp; cat /etc/hostname")
+	if want := "agent\n/tmp\nskerry\n"; r.stdout != want || r.stderr != "" {
+		t.Errorf("%q %q, want %q (%+v)\n%s", r.stdout, r.stderr, want, r.Exit, w.host.Report())
+	}
+	// A device, which reading would never end either, and a link out.
+	for name, image := range map[string]sandboxtest.Image{
+		"device": {Entries: []tar.Header{node("etc/passwd", tar.TypeChar, zero), node("etc/group", tar.TypeChar, zero)}},
+		"links":  {Links: map[string]string{"etc/passwd": "/nix/store/passwd", "etc/group": "../../../../etc/group"}},
+	} {
+		image.Programs = []string{"bash", "id"}
+		c.Import("skerry", "localhost/"+name+":1", image)
+		w := onContainerd(c)(t, func(config *Config) { config.Containerd.Image = "localhost/" + name + ":1" })
+		if r := w.shell(t, "id -un; id -gn"); r.stdout != "agent\nagent\n" {
+			t.Errorf("%s: %q (%+v)\n%s", name, r.stdout, r.Exit, w.host.Report())
+		}
+	}
+}
+
+// What the operator shows beside the system is seen with an image too, below
+// the system's directories as well.
+func TestImageWithReadOnlyOfTheHost(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	c.Import("skerry", testImage, sandboxtest.Image{Programs: []string{"bash", "ls"}})
+	const shown = "/usr/share/zoneinfo"
+	w := onContainerd(c)(t, func(config *Config) { config.Containerd.Image, config.MountPoints = testImage, []string{shown} })
+	w.policy.ReadOnly = []Bind{{shown, shown}}
+	if r := w.shell(t, "ls "+shown+"; ls -d /usr/share/*"); !strings.Contains(r.stdout, "Europe\n") || strings.Count(r.stdout, "/usr/share/") != 1 {
+		t.Errorf("%q %q (%+v)", r.stdout, r.stderr, r.Exit)
+	}
+}
+
+// A daemon that was killed while it prepared an image leaves a mount and a
+// snapshot; the next one removes its own and no other's.
+func TestImageWorkIsCleared(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	c.Import("skerry", testImage, sandboxtest.Image{Programs: []string{"bash"}})
+	var left string
+	w := onContainerd(c)(t, func(config *Config) {
+		config.Containerd.Image = testImage
+		left = filepath.Join(config.StateDir, ".image-1")
+		if err := os.Mkdir(left, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("tmpfs", left, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(left, unix.MNT_DETACH) })
+		for key, owner := range map[string]string{"skerry-root-a-work-1": config.StateDir, "skerry-root-b-work-1": "/another", "mine": config.StateDir} {
+			c.Ctr("skerry", "snapshots", "prepare", key)
+			c.Ctr("skerry", "snapshots", "label", key, "skerry/owner="+owner)
+		}
+	})
+	if _, err := os.Lstat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the mount is there: %v", err)
+	}
+	list := c.Ctr("skerry", "snapshots", "list")
+	if strings.Contains(list, "root-a-work") || !strings.Contains(list, "root-b-work") || !strings.Contains(list, "mine") {
+		t.Errorf("snapshots:\n%s", list)
+	}
+	if r := w.shell(t, "echo up"); r.stdout != "up\n" {
+		t.Errorf("%+v %q", r.Exit, r.stderr)
+	}
+}
+
+// What containerd says of a setting is told as containerd's, not as the kernel's.
+func TestContainerdWithWrongSettings(t *testing.T) {
+	c := sandboxtest.StartContainerd(t)
+	for name, k := range map[string]struct {
+		change      func(*ContainerdConfig)
+		why, remedy string
+	}{
+		"namespace":       {func(c *ContainerdConfig) { c.Namespace = "a/b" }, "a/b", "containerd's own log"},
+		"runtime":         {func(c *ContainerdConfig) { c.Runtime = "bogus" }, "no such runtime", "sandbox.containerd.runtime"},
+		"missing runtime": {func(c *ContainerdConfig) { c.Runtime = "io.containerd.none.v2" }, "no such runtime", "sandbox.containerd.runtime"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := openHost(t, func(config *Config) {
+				config.Backend, config.Containerd.Address = Containerd, c.Address
+				k.change(&config.Containerd)
+			})
+			g, _ := h.Report().Get(Containerd)
+			if g.Available || !strings.Contains(g.Why, k.why) || !strings.Contains(g.Remedy, k.remedy) || strings.Contains(h.Report().String(), "CONFIG_SECCOMP") {
+				t.Errorf("report:\n%s", h.Report())
+			}
+		})
 	}
 }

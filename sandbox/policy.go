@@ -25,6 +25,23 @@ const (
 	ProxyPort = 3128
 )
 
+// OwnPlace names the place of every sandbox's own that the directory, shown at
+// its own path, would cover, or that it must not lie in; "" for none.
+func OwnPlace(dir string) string {
+	inits := path.Dir(InitPath)
+	for _, own := range []string{"/proc", "/dev", "/tmp", "/run", "/etc", "/var/tmp", HomeDir, WorkspaceDir, inits} {
+		if own == dir || strings.HasPrefix(own, strings.TrimSuffix(dir, "/")+"/") {
+			return own
+		}
+	}
+	for _, own := range []string{"/proc", "/dev", WorkspaceDir, EnvDir, inits} {
+		if dir == own || strings.HasPrefix(dir, own+"/") {
+			return own
+		}
+	}
+	return ""
+}
+
 // The user inside every sandbox.
 const (
 	UserName = "agent"
@@ -185,7 +202,7 @@ func (p Policy) validate() error {
 	if (p.Network == NetworkAllowlist) != (p.Egress != "") {
 		return &PolicyError{"Egress", fmt.Sprintf("the gateway's directory goes with network %q, and with no other", NetworkAllowlist), nil}
 	}
-	if p.Limits.CPUs < 0 || p.Limits.MemoryBytes < 0 || p.Limits.MaxProcs < 0 || p.TmpBytes < 0 || p.ShmBytes < 0 || p.HomeBytes < 0 {
+	if !(p.Limits.CPUs >= 0) || p.Limits.MemoryBytes < 0 || p.Limits.MaxProcs < 0 || p.TmpBytes < 0 || p.ShmBytes < 0 || p.HomeBytes < 0 {
 		return &PolicyError{"Limits", "sizes and limits must not be negative", nil}
 	}
 	return errors.Join(p.validatePaths(), p.validateText(), p.validateSecrets())

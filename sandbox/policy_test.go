@@ -139,3 +139,10 @@ func TestIDsCannotLeaveTheirDirectory(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A mount point that is no absolute path once kept the daemon's start busy for ever.
+func TestRootfsRefusesRelativeMountPoint(t *testing.T) {
+	if _, err := BuildRootfs(t.TempDir(), System{}, []string{"relative"}); err == nil || !strings.Contains(err.Error(), "relative") {
+		t.Errorf("%v", err)
+	}
+}

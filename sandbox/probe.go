@@ -14,7 +14,6 @@ import (
 
 	"skerry.internal/sandbox/bubblewrap"
 	"skerry.internal/sandbox/cgroup"
-	"skerry.internal/sandbox/containerd"
 	"skerry.internal/sandbox/diskquota"
 )
 
@@ -29,8 +28,8 @@ type prober struct {
 	config Config
 	host   *Host
 	bwrap  string
-	// notMade is why the backend could not make the last sandbox, if it knows.
-	notMade *containerd.UnavailableError
+	// notMade is why the backend could not make a sandbox.
+	notMade error
 }
 
 func (p *prober) run(ctx context.Context) error {

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -38,7 +37,7 @@ func (p *prober) tryComplete(ctx context.Context, nested string) error {
 			g.Why = strings.TrimSpace(failure + " " + strings.Join(seen, "; "))
 			g.Remedy = "a kernel with CONFIG_SECCOMP_FILTER and network name spaces; then ask the project, with this report"
 		}
-		p.add(g)
+		p.addMade(g)
 	}
 	has := func(line string) bool {
 		for _, s := range seen {
@@ -77,8 +76,16 @@ func (p *prober) tryEgress(ctx context.Context) error {
 		g.Why = strings.TrimSpace(failure + " " + strings.Join(seen, "; "))
 		g.Remedy = "a bubblewrap that brings up the loopback interface; until then only network \"none\" works here"
 	}
-	p.add(g)
+	p.addMade(g)
 	return nil
+}
+
+// addMade is add for what only a sandbox that was made could have shown.
+func (p *prober) addMade(g Guarantee) {
+	if p.notMade != nil {
+		g.Available, g.Why, g.Remedy = false, "no sandbox could be made", "see "+p.config.Backend+" above"
+	}
+	p.add(g)
 }
 
 // greet stands for the gateway of one probe. The directory must be one that the
@@ -179,7 +186,9 @@ func (p *prober) supervise(ctx context.Context, dir string, spec supervisor.Spec
 	if err != nil {
 		return supervisor.Exit{}, err
 	}
-	_ = errors.As(p.host.Begin(ctx, spec.ID, h, policy), &p.notMade) // the verdict has other causes
+	if err := p.host.Begin(ctx, spec.ID, h, policy); err != nil {
+		p.notMade = err // the verdict has other causes
+	}
 	exit, err := h.Wait(ctx)
 	defer func() { _ = p.host.End(context.WithoutCancel(ctx), spec.ID) }()
 	if err != nil && ctx.Err() != nil {

@@ -28,7 +28,7 @@ func (p *prober) runContainerd(ctx context.Context) error {
 	if err := p.tryComplete(ctx, "by seccomp"); err != nil {
 		return err
 	}
-	if p.notMade != nil { // it answers, but lacks something
+	if p.notMade != nil { // it answers, but makes no sandbox
 		p.host.report.Guarantees[0] = p.explainContainerd(p.notMade)
 	}
 	p.host.report.Tier = p.host.report.tier()

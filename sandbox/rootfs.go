@@ -83,6 +83,9 @@ func (b *rootfsBuilder) build(system System, mountPoints []string) error {
 	dirs := []string{"/proc", "/dev", "/tmp", "/run", HomeDir, WorkspaceDir, EnvDir, EgressDir, ControlDir, "/etc", "/var"}
 	dirs = append(append(dirs, system.Dirs...), mountPoints...)
 	for _, dir := range dirs {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("mount point %q is not an absolute path", dir)
+		}
 		if err := b.mkdir(dir); err != nil {
 			return err
 		}

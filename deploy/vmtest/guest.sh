@@ -16,6 +16,7 @@ delegated() {
 export -f delegated
 
 cd /payload || exit 1
+[ ! -e full ] || export VMTEST_FULL=1
 for case in cases.d/*; do
 	name=${case#cases.d/}
 	began=$SECONDS

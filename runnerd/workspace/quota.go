@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path"
 
 	"skerry.internal/cas"
@@ -61,10 +62,12 @@ func (q Quota) over(s cas.TreeStats) *Over {
 	return nil
 }
 
-func (q Quota) usage(s cas.TreeStats) *skerryv1.WorkspaceUsage {
+func (q Quota) usage(s cas.TreeStats, taken *Over) *skerryv1.WorkspaceUsage {
 	u := &skerryv1.WorkspaceUsage{Bytes: uint64(s.Bytes), Entries: uint64(entries(s)), MaxBytes: uint64(q.Bytes), MaxEntries: uint64(q.Entries)}
 	if o := q.over(s); o != nil {
 		u.Over = o.Limit
+	} else if taken != nil {
+		u.Over = taken.Limit
 	}
 	return u
 }
@@ -75,8 +78,44 @@ func (w *Workspace) WatchedQuota() *supervisor.Quota {
 	if q.Bytes <= 0 && q.Entries <= 0 {
 		return nil
 	}
+	watched := &supervisor.Quota{Dir: w.Tree(), Bytes: q.Bytes, Entries: q.Entries}
+	dir, err := w.openTree()
+	if err != nil {
+		return watched // the launch, or the watch, will say so
+	}
+	defer func() { _ = dir.Close() }()
+	c, _, err := w.measure(dir)
+	if err != nil {
+		return watched // likewise
+	}
+	// Removals by others may have hidden growth, whereas holes and hard links make
+	// sizes more than what is taken: they never raise what the command may take.
 	now, _ := w.usage()
-	return &supervisor.Quota{Dir: w.Tree(), Bytes: q.Bytes, Entries: q.Entries, UsedBytes: now.Bytes, UsedEntries: entries(now)}
+	watched.UsedBytes, watched.UsedEntries = max(c.Bytes, min(now.Bytes, q.Bytes)), max(c.Entries, entries(now))
+	return watched
+}
+
+// measure tells what the directory takes of the disk, and the quota that it
+// passes thereby, which the sizes in a snapshot may not show. The caller holds
+// the lane, and no process writes.
+func (w *Workspace) measure(dir *os.File) (diskquota.Count, *Over, error) {
+	q := w.manager.cfg.Quota
+	limits := diskquota.Limits{Bytes: q.Bytes, Entries: q.Entries}
+	if limits == (diskquota.Limits{}) {
+		return diskquota.Count{}, nil, nil
+	}
+	c, err := w.tally.Count(dir, limits)
+	if err != nil {
+		return c, nil, err
+	}
+	var over *Over
+	if o, passed := limits.Passed(c); passed {
+		over = &Over{o.Limit, o.Have, o.Most}
+	}
+	w.mu.Lock()
+	w.over = over
+	w.mu.Unlock()
+	return c, over, nil
 }
 
 // room refuses a write of size bytes at p, which is cleaned, that would leave
@@ -191,6 +230,11 @@ func (w *Workspace) count(ctx context.Context, tree cas.Digest, p string, x cas.
 // over a quota and larger than it is.
 func (w *Workspace) grow(field string, now, next cas.TreeStats) error {
 	o := w.manager.cfg.Quota.over(next)
+	if o == nil {
+		w.mu.Lock()
+		o = w.over
+		w.mu.Unlock()
+	}
 	if o == nil || (next.Bytes <= now.Bytes && entries(next) <= entries(now)) {
 		return nil
 	}

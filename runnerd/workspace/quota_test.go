@@ -53,3 +53,44 @@ func TestQuotas(t *testing.T) {
 		t.Fatalf("over: %+v", c.Over)
 	}
 }
+
+// What sizes do not show counts against the quota: a command cannot fill the
+// disk with it, nor gain by holes and hard links what it may not have.
+func TestQuotaOfWhatNoSizeShows(t *testing.T) {
+	fresh := func(t *testing.T) *Workspace {
+		b := newBed(t)
+		b.cfg.Quota = Quota{Bytes: 1 << 20, Entries: 100}
+		return b.workspace(t)
+	}
+	for name, tc := range map[string]struct{ fill, limit string }{
+		"reserved space": {": > f; fallocate -n -l 4M f", "workspace_bytes"},
+		"pipes":          {"for i in $(seq 120); do echo p$i; done | xargs mkfifo", "workspace_entries"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := fresh(t)
+			shell(t, w, tc.fill)
+			if c := commit(t, w, "execution:"+name); c.Over == nil || c.Over.Limit != tc.limit {
+				t.Fatalf("over: %+v", c.Over)
+			}
+			if u := w.Status().Usage; u.Over != tc.limit {
+				t.Errorf("usage %v", u)
+			}
+			if p := problem.Of(put(t, w, Write{Path: "more"}, "x")); p.GetReason() != problem.LimitExceeded || !strings.Contains(p.GetLimit(), tc.limit) {
+				t.Errorf("a write is not refused: %v", p)
+			}
+			shell(t, w, "rm -rf *")
+			if c := commit(t, w, "execution:rm "+name); c.Over != nil {
+				t.Errorf("emptied, and over %+v", c.Over)
+			}
+		})
+	}
+	w := fresh(t)
+	// Sizes over the quota that take nothing do not raise what the next may take.
+	shell(t, w, "truncate -s 1G holes; head -c 1000 /dev/zero > a; for i in $(seq 20); do ln a l$i; done")
+	if c := commit(t, w, "execution:holes"); c.Over == nil || c.Over.Limit != "workspace_bytes" {
+		t.Fatalf("over: %+v", c.Over)
+	}
+	if q := w.WatchedQuota(); q.UsedBytes > 1<<20 || q.UsedEntries < 22 {
+		t.Errorf("the next command may take as much as the holes: %+v", q)
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
+	"skerry.internal/sandbox/diskquota"
 )
 
 // Workspace is one persistent directory, with its queue of writers.
@@ -33,12 +34,15 @@ type Workspace struct {
 	lane    lane
 	// repair hands a Repair over to a writer whose commit failed.
 	repair chan struct{}
+	// tally of what the directory takes of the disk.
+	tally diskquota.Tally
 
 	mu     sync.Mutex
 	tried  chan struct{} // closed and renewed at the end of each Commit
 	epoch  uint64
 	head   cas.Head
 	last   cas.Commit // that head names
+	over   *Over      // by what the directory took of the disk at the last measure
 	state  string
 	detail string
 }
@@ -104,7 +108,7 @@ func (w *Workspace) Status() *skerryv1.Workspace {
 	defer w.mu.Unlock()
 	s := &skerryv1.Workspace{Id: w.ID, Agent: w.Agent, Epoch: w.epoch, State: w.state, Detail: w.detail}
 	s.Head = headProto(w.last)
-	s.Usage = w.manager.cfg.Quota.usage(w.last.Stats)
+	s.Usage = w.manager.cfg.Quota.usage(w.last.Stats, w.over)
 	return s
 }
 
@@ -179,7 +183,15 @@ func (w *Workspace) commit(ctx context.Context, source string) (Committed, error
 	w.head, w.last = head, last
 	w.mu.Unlock()
 	w.manager.metrics.commits.Observe(time.Since(began).Seconds())
-	return Committed{Snapshot: snapshotProto(last, shot), Changes: changes, Over: w.manager.cfg.Quota.over(last.Stats)}, nil
+	over := w.manager.cfg.Quota.over(last.Stats)
+	_, taken, err := w.measure(dir)
+	if err != nil { // no reason to refuse writers
+		w.manager.log.Warn("workspace not measured", "workspace", w.ID, "err", err)
+	}
+	if over == nil {
+		over = taken
+	}
+	return Committed{Snapshot: snapshotProto(last, shot), Changes: changes, Over: over}, nil
 }
 
 // record snapshots the directory and commits the snapshot. One that is not

@@ -3,12 +3,14 @@ package containerd
 import (
 	"context"
 	"fmt"
+	"net"
 	"runtime"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/grpc"
 
 	"skerry.internal/sandbox/document"
 	"skerry.internal/sandbox/seccomp"
@@ -37,13 +39,19 @@ type Config struct {
 	// Init is where the document mounts runnerd-shim, and ControlDir where the
 	// execution's supervisor is to be found.
 	Init, ControlDir string
-	// MountPoints are made in the image's root where it lacks them, and Files
-	// written if it has none of their names. Append are lines added to files.
+	// System are directories of the host that the document shows at their own
+	// paths; they are left out if there is an image.
+	System []string
+	// MountPoints are made in the image's root where it lacks them; Files and
+	// Links replace what it has of their names. Append are lines added to files.
 	MountPoints []string
 	Files       map[string]string
+	Links       map[string]string
 	Append      map[string]string
 	// TempDir is where the image's root is mounted to do so.
 	TempDir string
+
+	serverUID uint32 // who must serve the socket: root; for tests
 }
 
 // Defaults of Config.
@@ -65,8 +73,11 @@ type Backend struct {
 
 // New makes a backend; Prepare must come before its first sandbox. Close it.
 func New(config Config) (*Backend, error) {
+	dial := func(ctx context.Context, _ string) (net.Conn, error) {
+		return dialSocket(ctx, config.Address, config.serverUID)
+	}
 	c, err := client.New(config.Address, client.WithDefaultNamespace(config.Namespace), client.WithDefaultRuntime(config.Runtime),
-		client.WithTimeout(connectTimeout))
+		client.WithTimeout(connectTimeout), client.WithExtraDialOpts([]grpc.DialOption{grpc.WithContextDialer(dial)}))
 	if err != nil {
 		return nil, unavailable(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -97,7 +96,7 @@ func (b *Backend) mounts(dir string, doc *specs.Spec) []specs.Mount {
 	var out []specs.Mount
 	for _, m := range doc.Mounts {
 		switch {
-		case b.config.Image != "" && isSystem(m):
+		case b.config.Image != "" && b.isSystem(m):
 			continue
 		case m.Type == "tmpfs" && m.Destination == "/dev":
 			m.Options = append(slices.Clone(m.Options), "ro")
@@ -110,13 +109,10 @@ func (b *Backend) mounts(dir string, doc *specs.Spec) []specs.Mount {
 		Options: []string{"rbind", "ro", "nosuid", "nodev", "noexec"}})
 }
 
-// isSystem: a directory of the host at its own path.
-func isSystem(m specs.Mount) bool {
-	if m.Type != "bind" || m.Source != m.Destination {
-		return false
-	}
-	first, _, _ := strings.Cut(strings.TrimPrefix(m.Destination, "/"), "/")
-	return slices.Contains([]string{"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"}, first)
+// isSystem: a directory of the host's own system, not one that a policy shows
+// beside it, which may well lie below /usr.
+func (b *Backend) isSystem(m specs.Mount) bool {
+	return m.Type == "bind" && m.Source == m.Destination && slices.Contains(b.config.System, m.Destination)
 }
 
 // forLibseccomp gives what of the profile libseccomp takes: it knows no order of

@@ -40,7 +40,7 @@ func plain() *specs.Spec {
 
 func newBackend(t *testing.T, image string) *Backend {
 	t.Helper()
-	b, err := New(Config{Address: "/no/such/socket", Namespace: "n", Runtime: DefaultRuntime, Owner: "o", RootUID: 9000, RootGID: 9001, Init: "/i", ControlDir: "/c", Image: image})
+	b, err := New(Config{Address: "/no/such/socket", Namespace: "n", Runtime: DefaultRuntime, Owner: "o", RootUID: 9000, RootGID: 9001, Init: "/i", ControlDir: "/c", Image: image, System: []string{"/usr"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package containerd
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/image-spec/identity"
+	"golang.org/x/sys/unix"
 )
 
 // Prepare makes the image ready, if there is one: unpacked, and with the mount
@@ -37,6 +40,9 @@ func (b *Backend) Prepare(ctx context.Context) error {
 		return err
 	}
 	snapshotter := b.client.SnapshotService(b.config.Snapshotter)
+	if err := b.clearWork(ctx, snapshotter); err != nil {
+		return fmt.Errorf("clear what an earlier daemon left: %w", unavailable(err))
+	}
 	if _, err := snapshotter.Stat(ctx, key); err == nil {
 		b.root = key
 		return nil
@@ -76,12 +82,12 @@ func (b *Backend) unpack(ctx context.Context) (string, error) {
 
 // rootName changes with the image and with all that is added to it.
 func (b *Backend) rootName(chain string) (string, error) {
-	text, err := json.Marshal([]any{chain, b.config.MountPoints, b.config.Files, b.config.Append, b.config.Init})
+	text, err := json.Marshal([]any{chain, b.config.MountPoints, b.config.Files, b.config.Links, b.config.Append, b.config.Init})
 	if err != nil {
 		return "", fmt.Errorf("name the image's root: %w", err)
 	}
 	sum := sha256.Sum256(text)
-	return "skerry-root-" + hex.EncodeToString(sum[:16]), nil
+	return rootPrefix + hex.EncodeToString(sum[:16]), nil
 }
 
 // keep makes containerd's collector leave a snapshot alone.
@@ -89,21 +95,58 @@ func (b *Backend) keep() snapshots.Opt {
 	return snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "skerry", ownerLabel: b.config.Owner})
 }
 
-func (b *Backend) commitRoot(ctx context.Context, s snapshots.Snapshotter, key, chain string) (err error) {
-	work := key + "-work"
-	if err := absent(s.Remove(ctx, work)); err != nil {
+// Names of what is there only while a root is prepared.
+const (
+	workInfix  = "-work-"
+	workDirs   = ".image-"
+	rootPrefix = "skerry-root-"
+)
+
+// clearWork removes what a daemon that was killed while it prepared a root left:
+// its mount, and its snapshot, which containerd would keep for ever.
+func (b *Backend) clearWork(ctx context.Context, s snapshots.Snapshotter) error {
+	dirs, err := filepath.Glob(filepath.Join(b.config.TempDir, workDirs+"*"))
+	if err != nil {
 		return err
 	}
+	for _, dir := range dirs {
+		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: not mounted
+			return fmt.Errorf("unmount %s: %w", dir, err)
+		}
+		if err := os.Remove(dir); err != nil {
+			return err
+		}
+	}
+	var left []string
+	note := func(_ context.Context, info snapshots.Info) error {
+		if info.Kind == snapshots.KindActive && strings.HasPrefix(info.Name, rootPrefix) && strings.Contains(info.Name, workInfix) {
+			left = append(left, info.Name)
+		}
+		return nil
+	}
+	if err := s.Walk(ctx, note, fmt.Sprintf("labels.%q==%q", ownerLabel, b.config.Owner)); err != nil {
+		return err
+	}
+	for _, name := range left {
+		if err := absent(s.Remove(ctx, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Backend) commitRoot(ctx context.Context, s snapshots.Snapshotter, key, chain string) (err error) {
+	work := key + workInfix + strings.ToLower(rand.Text()) // two daemons may do this at once
 	mounts, err := s.Prepare(ctx, work, chain, b.keep())
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, absent(s.Remove(ctx, work)))
+			err = errors.Join(err, absent(s.Remove(context.WithoutCancel(ctx), work)))
 		}
 	}()
-	dir, err := os.MkdirTemp(b.config.TempDir, ".image-")
+	dir, err := os.MkdirTemp(b.config.TempDir, workDirs)
 	if err != nil {
 		return err
 	}
@@ -129,6 +172,13 @@ func (b *Backend) furnish(dir string) error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
+	top, err := root.Stat(".")
+	if err == nil {
+		err = letThrough(root, ".", top)
+	}
+	if err != nil {
+		return fmt.Errorf("root directory: %w", err)
+	}
 	for _, point := range b.config.MountPoints {
 		if err := makeDir(root, point); err != nil {
 			return fmt.Errorf("mount point %s: %w", point, err)
@@ -144,6 +194,11 @@ func (b *Backend) furnish(dir string) error {
 			return fmt.Errorf("file %s: %w", name, err)
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(b.config.Links)) {
+		if err := replaceLink(root, name, b.config.Links[name]); err != nil {
+			return fmt.Errorf("link %s: %w", name, err)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(b.config.Append)) {
 		if err := appendTo(root, name, b.config.Append[name]); err != nil {
 			return fmt.Errorf("file %s: %w", name, err)
@@ -153,13 +208,17 @@ func (b *Backend) furnish(dir string) error {
 }
 
 // makeDir makes a directory that is one all the way, not by way of links: runc
-// mounts there. A link, or whatever else the image has in its place, goes.
+// mounts there. A link, or whatever else the image has in its place, goes, and
+// every user gets through.
 func makeDir(root *os.Root, name string) error {
 	done := ""
 	for part := range strings.SplitSeq(strings.Trim(name, "/"), "/") {
 		done = path.Join(done, part)
 		info, err := root.Lstat(done)
 		if err == nil && info.IsDir() {
+			if err := letThrough(root, done, info); err != nil {
+				return err
+			}
 			continue
 		}
 		if err == nil {
@@ -175,6 +234,14 @@ func makeDir(root *os.Root, name string) error {
 	return nil
 }
 
+// letThrough: the sandbox's user passes the directory whoever owns it.
+func letThrough(root *os.Root, name string, info fs.FileInfo) error {
+	if info.Mode()&0o555 == 0o555 {
+		return nil
+	}
+	return root.Chmod(name, info.Mode()&(fs.ModePerm|fs.ModeSticky)|0o755)
+}
+
 func replaceFile(root *os.Root, name, content string) error {
 	name = strings.TrimPrefix(name, "/")
 	if err := makeDir(root, path.Dir(name)); err != nil {
@@ -186,15 +253,44 @@ func replaceFile(root *os.Root, name, content string) error {
 	return errors.Join(root.WriteFile(name, []byte(content), 0o644), root.Chmod(name, 0o644))
 }
 
+func replaceLink(root *os.Root, name, target string) error {
+	name = strings.TrimPrefix(name, "/")
+	if err := makeDir(root, path.Dir(name)); err != nil {
+		return err
+	}
+	if err := root.RemoveAll(name); err != nil {
+		return err
+	}
+	return root.Symlink(target, name)
+}
+
+// maxAppended bounds what the image may have in a file that lines are added to.
+const maxAppended = 1 << 20
+
+// readText gives the text of a file of the image, by way of the image's links,
+// and nothing for what is no file: a pipe would never end, and a device is the
+// host's.
+func readText(root *os.Root, name string) (string, error) {
+	info, err := root.Stat(name)
+	if err != nil || !info.Mode().IsRegular() {
+		return "", nil //nolint:nilerr // nothing there, or a link that leads out
+	}
+	if info.Size() > maxAppended {
+		return "", fmt.Errorf("it is over %d bytes in the image", maxAppended)
+	}
+	text, err := root.ReadFile(name)
+	return string(text), err
+}
+
 // appendTo adds, in front, the lines whose first field, up to a colon, the file
 // lacks: who looks a number up finds ours first.
 func appendTo(root *os.Root, name, lines string) error {
 	name = strings.TrimPrefix(name, "/")
-	old, err := root.ReadFile(name)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	old, err := readText(root, name)
+	if err != nil {
 		return err
 	}
-	text := strings.TrimRight(string(old), "\n")
+	text := strings.TrimRight(old, "\n")
 	for line := range strings.Lines(lines) {
 		field, _, _ := strings.Cut(line, ":")
 		if strings.HasPrefix(text, field+":") || strings.Contains(text, "\n"+field+":") {

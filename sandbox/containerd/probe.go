@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -51,7 +52,7 @@ func unavailable(err error) error {
 	switch {
 	case strings.Contains(text, "runc") && strings.Contains(text, "executable file not found"):
 		return &UnavailableError{"it finds no runc", "install the package runc, 1.1 or newer", err}
-	case strings.Contains(text, "containerd-shim") && (strings.Contains(text, "not found") || strings.Contains(text, "no such file")),
+	case strings.Contains(text, "containerd-shim") && (strings.Contains(text, "not found") || strings.Contains(text, "no such file") || strings.Contains(text, "not installed")),
 		strings.Contains(text, "invalid runtime name"):
 		return &UnavailableError{"it has no such runtime: " + text, "use the default of sandbox.containerd.runtime, " + DefaultRuntime, err}
 	case errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err) || strings.Contains(text, "code = Unavailable"):
@@ -67,7 +68,7 @@ func (b *Backend) Check(ctx context.Context, daemonUID int) (version string, err
 		return "", &UnavailableError{"the daemon is not root, so it can give the container's root no other user than its own",
 			"run the daemon as root (it runs no agent's code as root), or use bubblewrap", nil}
 	}
-	if err := checkSocket(ctx, b.config.Address); err != nil {
+	if err := checkSocket(ctx, b.config.Address, b.config.serverUID); err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithTimeout(b.within(ctx), connectTimeout)
@@ -82,7 +83,7 @@ func (b *Backend) Check(ctx context.Context, daemonUID int) (version string, err
 	return v.Version, nil
 }
 
-func checkSocket(ctx context.Context, address string) error {
+func checkSocket(ctx context.Context, address string, server uint32) error {
 	remedy := "install and start containerd, or set sandbox.containerd.address"
 	info, err := os.Stat(address)
 	if err == nil && info.Mode()&fs.ModeSocket == 0 {
@@ -93,9 +94,13 @@ func checkSocket(ctx context.Context, address string) error {
 	}
 	if err == nil {
 		var conn net.Conn
-		if conn, err = (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "unix", address); err == nil {
+		if conn, err = dialSocket(ctx, address, server); err == nil {
 			return conn.Close()
 		}
+	}
+	var known *UnavailableError
+	if errors.As(err, &known) {
+		return known
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return &UnavailableError{"no permission for the socket " + address, "run the daemon as root", err}
@@ -104,6 +109,38 @@ func checkSocket(ctx context.Context, address string) error {
 		return &UnavailableError{"nobody listens at " + address, "start containerd (systemctl start containerd)", err}
 	}
 	return &UnavailableError{fmt.Sprintf("the socket can't be used: %v", err), remedy, err}
+}
+
+// dialSocket connects to a server of that user alone, checked at each connection:
+// what answers there chooses what the daemon, as root, mounts and writes.
+func dialSocket(ctx context.Context, address string, server uint32) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, "unix", address)
+	if err != nil {
+		return nil, err
+	}
+	uid, err := peerUID(conn)
+	if err == nil && uid != server {
+		err = &UnavailableError{fmt.Sprintf("the socket %s is served by user %d, not by %d", address, uid, server),
+			"set sandbox.containerd.address to the socket of a containerd that runs as root", nil}
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+func peerUID(conn net.Conn) (uint32, error) {
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, credErr); err != nil {
+		return 0, fmt.Errorf("who serves the socket: %w", err)
+	}
+	return cred.Uid, nil
 }
 
 // recent: 1.6 or newer, of versions such as "1.6.20~ds1" and "v2.0.0".

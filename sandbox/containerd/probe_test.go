@@ -11,6 +11,30 @@ import (
 	"github.com/containerd/errdefs"
 )
 
+// A socket that somebody else serves could have the daemon mount what it likes.
+func TestServerMustBeRoot(t *testing.T) {
+	address := filepath.Join(t.TempDir(), "sock")
+	l, err := net.Listen("unix", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	b, err := New(Config{Address: address, Namespace: "n", Runtime: DefaultRuntime, serverUID: uint32(os.Getuid()) + 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	_, err = b.Check(t.Context(), 0)
+	var typed *UnavailableError
+	if !errors.As(err, &typed) || !strings.Contains(typed.Why, "is served by user") || !strings.Contains(typed.Remedy, "sandbox.containerd.address") {
+		t.Errorf("check: %v", err)
+	}
+	// Each connection is checked, not the first look alone.
+	if _, err := b.client.Version(b.within(t.Context())); err == nil || !strings.Contains(err.Error(), "is served by user") {
+		t.Errorf("call: %v", err)
+	}
+}
+
 func TestCheckSaysWhyAndWhatToDo(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -50,7 +74,7 @@ func TestCheckSaysWhyAndWhatToDo(t *testing.T) {
 		other:                      {0, "does not tell its version"},
 		"/any":                     {1000, "the daemon is not root"},
 	} {
-		b, err := New(Config{Address: address, Namespace: "n", Runtime: DefaultRuntime})
+		b, err := New(Config{Address: address, Namespace: "n", Runtime: DefaultRuntime, serverUID: uint32(os.Getuid())})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -96,6 +96,9 @@ func (b *Backend) remove(ctx context.Context, id string) error {
 			return err
 		}
 	}
+	if err := removeGroups(id); err != nil {
+		return err
+	}
 	return absent(b.client.ContainerService().Delete(ctx, id))
 }
 
@@ -158,7 +161,9 @@ const (
 // names those that could not be removed in its error, and goes on.
 func (b *Backend) Sweep(ctx context.Context, live func(id string) bool) error {
 	ctx = b.within(ctx)
-	all, err := b.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", ownerLabel, b.config.Owner))
+	listing, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	all, err := b.client.ContainerService().List(listing, fmt.Sprintf("labels.%q==%q", ownerLabel, b.config.Owner))
 	if err != nil {
 		return fmt.Errorf("list containers: %w", unavailable(err))
 	}

@@ -14,7 +14,8 @@ import (
 // Count is what a tree holds.
 type Count struct {
 	// Bytes of files: what they take of the disk, holes apart, with an inode of
-	// several names once; the last block of a file counts as far as it is used.
+	// several names once; the last block of a file counts as far as it is used,
+	// a directory as far as it takes more than a block.
 	Bytes int64
 	// Entries are files, directories and all else, the top apart.
 	Entries int64
@@ -30,13 +31,17 @@ const (
 	maxOpen  = 64
 	maxDepth = 1 << 16
 	bufBytes = 16 << 10
+	// buffers is for how many of the deepest levels what was read is kept.
+	buffers = 4
 )
 
 // level is one directory between the top and where the walk is.
 type level struct {
 	fd  int // -1: closed for now
 	ino uint64
-	pos int64 // of the next entry to read
+	pos int64 // of the next entry to look at
+	// What was read of it but not looked at, while the buffer is this level's.
+	from, to int
 }
 
 // walker reads a tree by descriptors alone: it follows no symlink, enters no
@@ -44,11 +49,14 @@ type level struct {
 // each level of depth. Those it leaves out are said by Count.Partial.
 type walker struct {
 	count  Count
+	began  time.Time
+	top    int // a descriptor of the caller's
 	dev    uint64
 	block  int64
 	levels []level
 	st     unix.Statx_t
-	buf    [bufBytes]byte
+	bufs   [buffers][bufBytes]byte
+	owner  [buffers]int // level whose entries a buffer has, counted from 1
 }
 
 // maxWalk bounds the time of one walk: a tree may change faster than it is read.
@@ -66,10 +74,11 @@ func Walk(top *os.File, limits Limits) (Count, error) {
 		return Count{}, fmt.Errorf("count tree: %w", err)
 	}
 	block := max(int64(st.Blksize), 512) //nolint:unconvert // 32 bits on arm64
-	w := &walker{dev: st.Dev, block: block, levels: []level{{fd: fd, ino: st.Ino}}}
+	w := &walker{began: time.Now(), top: int(top.Fd()), dev: st.Dev, block: block, levels: []level{{fd: fd, ino: st.Ino}}}
+	w.count.Bytes = w.extra(st.Blocks)
 	defer w.close()
-	for began := time.Now(); len(w.levels) > 0; {
-		if _, over := limits.passed(w.count); over || time.Since(began) > maxWalk {
+	for len(w.levels) > 0 {
+		if _, over := limits.passed(w.count); over || time.Since(w.began) > maxWalk {
 			w.count.Partial = true
 			break
 		}
@@ -100,32 +109,49 @@ func openDir(dir int, name string) (int, error) {
 // directory to enter.
 func (w *walker) step() {
 	l := &w.levels[len(w.levels)-1]
-	if l.fd < 0 {
-		w.count.Partial = true // it could not be opened again
-		w.leave()
-		return
-	}
-	n, err := unix.Getdents(l.fd, w.buf[:])
-	if err != nil {
+	if l.fd < 0 { // what was below has been moved: the rest must not hide behind that
 		w.count.Partial = true
+		if l = w.resume(); l == nil {
+			return
+		}
 	}
-	if err != nil || n <= 0 {
-		w.leave()
-		return
+	buf := w.buffer()
+	if !w.kept() || l.from == l.to {
+		n, err := unix.Getdents(l.fd, buf[:])
+		if err != nil {
+			w.count.Partial = true
+		}
+		if err != nil || n <= 0 {
+			w.leave()
+			return
+		}
+		w.owner[len(w.levels)%buffers] = len(w.levels)
+		l.from, l.to = 0, n
 	}
-	for b := w.buf[:n]; len(b) > 0; {
+	for l.from < l.to {
+		b := buf[l.from:l.to]
 		size := int(binary.NativeEndian.Uint16(b[16:]))
 		l.pos = int64(binary.NativeEndian.Uint64(b[8:]))
+		l.from += size
 		name := b[19:size] // ends with a NUL
-		b = b[size:]
 		if name[0] == '.' && (name[1] == 0 || name[1] == '.' && name[2] == 0) {
 			continue
 		}
 		if w.entry(l.fd, name) {
-			return // into a directory; the rest of what was read is read again
+			return // into a directory
 		}
 	}
 }
+
+// buffer is that of the deepest level, which shares it with those a multiple of
+// buffers above it.
+func (w *walker) buffer() *[bufBytes]byte { return &w.bufs[len(w.levels)%buffers] }
+
+// kept tells whether the deepest level's buffer has what it read last.
+func (w *walker) kept() bool { return w.owner[len(w.levels)%buffers] == len(w.levels) }
+
+// forget has what is left of the deepest level read again, from its pos.
+func (w *walker) forget() { w.owner[len(w.levels)%buffers] = 0 }
 
 // entry counts one entry and tells whether it is a directory that was entered.
 func (w *walker) entry(dir int, name []byte) bool {
@@ -140,6 +166,7 @@ func (w *walker) entry(dir int, name []byte) bool {
 	case unix.S_IFREG:
 		w.count.Bytes += taken(&w.st, w.block)
 	case unix.S_IFDIR:
+		w.count.Bytes += w.extra(int64(w.st.Blocks))
 		return w.enter(dir, unix.ByteSliceToString(name), w.st.Ino)
 	}
 	return false
@@ -162,6 +189,10 @@ func taken(st *unix.Statx_t, block int64) int64 {
 	}
 	return n / max(int64(st.Nlink), 1)
 }
+
+// extra is what a directory takes beyond the block that each has, for many names
+// that it has or, as some file systems never shrink it, had.
+func (w *walker) extra(blocks int64) int64 { return max(blocks*512-w.block, 0) }
 
 func (w *walker) enter(dir int, name string, ino uint64) bool {
 	if len(w.levels) >= maxDepth {
@@ -201,21 +232,13 @@ func (w *walker) leave() {
 }
 
 // reopen gets at l again from the directory below it, which may have been moved
-// elsewhere meanwhile: then l stays closed.
+// elsewhere meanwhile: then l stays closed, until resume.
 func (w *walker) reopen(l *level, below int) {
 	if l.fd < 0 && below >= 0 {
-		fd, err := openDir(below, "..")
-		if err != nil {
-			return
-		}
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil || st.Ino != l.ino || st.Dev != w.dev {
-			unix.Close(fd)
-			return
-		}
-		l.fd = fd
+		l.fd = w.openSame(below, "..", l.ino)
+		w.forget()
 	}
-	if l.fd >= 0 {
+	if l.fd >= 0 && !w.kept() { // what was read and not looked at is read again
 		if _, err := unix.Seek(l.fd, l.pos, 0); err != nil {
 			unix.Close(l.fd)
 			l.fd = -1

@@ -136,12 +136,32 @@ func TestWalkWide(t *testing.T) {
 		}
 		write(t, fmt.Sprintf("%s/%s%d", dir, strings.Repeat("f", i%200), i), 10)
 	}
-	if c := count(t, dir, Limits{}); c != (Count{Entries: 3000, Bytes: 20_000}) {
+	if c := count(t, dir, Limits{}); c != (Count{Entries: 3000, Bytes: 20_000 + directoryBytes(t, dir)}) {
 		t.Errorf("got %+v", c)
 	}
 	// Over a limit it ends early.
 	if c := count(t, dir, Limits{Entries: 100}); c.Entries <= 100 || c.Entries >= 3000 || !c.Partial {
 		t.Errorf("with a limit of 100 entries: %+v", c)
+	}
+}
+
+// What was read of the levels above is gone on after each way down, however deep.
+func TestWalkDeepAndWide(t *testing.T) {
+	const depth, files = 11, 400
+	dir := t.TempDir()
+	want, at := int64(0), dir
+	for i := range depth {
+		for j := range files {
+			write(t, fmt.Sprintf("%s/%0150d", at, j), 0)
+			must(t, os.MkdirAll(fmt.Sprintf("%s/d%0*d%s", at, 100+i, j, strings.Repeat("/x", j%7)), 0o700))
+			want += 2 + int64(j%7)
+		}
+		at += "/down"
+		must(t, os.Mkdir(at, 0o700))
+		want++
+	}
+	if c := count(t, dir, Limits{}); c.Entries != want || c.Partial {
+		t.Errorf("got %+v, want %d entries", c, want)
 	}
 }
 

@@ -50,6 +50,7 @@ const (
 type Watcher struct {
 	top    *os.File
 	limits Limits
+	holder int // whose files without a name count, with its descendants'; 0: nobody's
 
 	count Count // of the last walk
 	seen  usage // of the file system at the last look
@@ -75,6 +76,10 @@ func NewWatcher(top *os.File, limits Limits, start Count) (*Watcher, error) {
 	w.seen, err = statfs(top)
 	return w, err
 }
+
+// HeldBy makes what the process and its descendants hold open of files without a
+// name count, too.
+func (w *Watcher) HeldBy(pid int) { w.holder = pid }
 
 func statfs(top *os.File) (usage, error) {
 	var st unix.Statfs_t
@@ -117,7 +122,7 @@ func (w *Watcher) Walk() (over Over, passed bool, err error) {
 		return over, false, err
 	}
 	for range 2 {
-		if w.count, err = Walk(w.top, w.limits); err != nil {
+		if w.count, err = w.once(); err != nil {
 			return over, false, err
 		}
 		if over, passed = w.limits.passed(w.count); !passed {
@@ -128,4 +133,14 @@ func (w *Watcher) Walk() (over Over, passed bool, err error) {
 	w.ended = time.Now()
 	w.cost = w.ended.Sub(began)
 	return over, passed, nil
+}
+
+func (w *Watcher) once() (Count, error) {
+	c, err := Walk(w.top, w.limits)
+	if _, over := w.limits.passed(c); err != nil || over || w.holder == 0 || w.limits.Bytes <= 0 {
+		return c, err
+	}
+	held, err := heldUnlinked(w.top, w.holder, w.limits.Bytes-c.Bytes)
+	c.Bytes += held
+	return c, err
 }

@@ -99,6 +99,16 @@ func (c *Containerd) Kill() {
 	_ = c.cmd.Wait()
 }
 
+// Freeze stops it, without an end of its connections, until thaw is called or it is killed.
+func (c *Containerd) Freeze() (thaw func()) {
+	c.t.Helper()
+	process := c.cmd.Process
+	if err := process.Signal(syscall.SIGSTOP); err != nil {
+		c.t.Fatal(err)
+	}
+	return func() { _ = process.Signal(syscall.SIGCONT) }
+}
+
 // Log is what it said.
 func (c *Containerd) Log() string {
 	b, _ := os.ReadFile(filepath.Join(c.dir, "log"))

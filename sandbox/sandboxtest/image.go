@@ -27,6 +27,8 @@ type Image struct {
 	Links map[string]string
 	// SetID are of Programs that get the set-user-id bit.
 	SetID []string
+	// Entries are added as they are: devices, pipes, directories.
+	Entries []tar.Header
 }
 
 // Import puts the image into the namespace under a name.
@@ -72,6 +74,9 @@ func (i Image) layer(t testing.TB) []byte {
 	}
 	for path, content := range i.Files {
 		a.add(tar.Header{Name: path, Mode: 0o644}, []byte(content))
+	}
+	for _, entry := range i.Entries {
+		a.add(entry, nil)
 	}
 	seen := map[string]bool{}
 	for _, program := range i.Programs {

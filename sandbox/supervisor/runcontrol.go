@@ -161,6 +161,7 @@ func (r *run) ready(pid int) {
 	}
 	if r.quota != nil {
 		r.quota.next = r.started.Add(quotaInterval)
+		r.quota.watcher.HeldBy(r.identity.Init.PID)
 	}
 	r.deadline = time.Time{}
 	if r.spec.Timeout > 0 {
