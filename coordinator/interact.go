@@ -64,19 +64,20 @@ type runnerStream = connect.BidiStreamForClient[skerryv1.PortForwardRequest, ske
 // passOn copies to the runner what the caller sends. The end of the caller's
 // stream, in order or not, is that of the runner's.
 func passOn(in *forwardStream, out *runnerStream, msg *skerryv1.PortForwardRequest, reset func()) {
+	// Without this the transport, which waits for more to send, would not notice
+	// that the context has ended.
+	defer func() { _ = out.CloseRequest() }()
 	for {
 		if out.Send(msg) != nil {
-			return // the runner has answered already; Receive gives its error
+			return // the call has ended, or the runner has answered: Receive says why
 		}
 		var err error
 		msg, err = in.Receive()
+		if errors.Is(err, io.EOF) {
+			return
+		}
 		if err != nil {
-			if !errors.Is(err, io.EOF) {
-				reset()
-			}
-			// Without this the transport, which waits for more to send, would not
-			// notice that the context has ended.
-			_ = out.CloseRequest()
+			reset()
 			return
 		}
 	}

@@ -22,6 +22,10 @@ const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
 	maxStreams        = 1000
+	// What a caller's stream may have sent that is not taken yet, and all of its
+	// connection: enough for as many stalled forwarded ports as there may be.
+	streamWindow = 512 << 10
+	callerWindow = 64 << 20
 )
 
 // clientStreams are the calls whose request body has no bound in all.
@@ -137,7 +141,7 @@ func newServer(handler http.Handler, limits Limits, logger *slog.Logger) *http.S
 	return &http.Server{
 		Handler:           handler,
 		Protocols:         &protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: 4<<20 - 1, MaxReceiveBufferPerStream: 1 << 20},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: callerWindow, MaxReceiveBufferPerStream: streamWindow},
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    int(limits.MaxHeader),

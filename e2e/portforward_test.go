@@ -214,3 +214,13 @@ func TestPortForwardCall(t *testing.T) {
 		t.Errorf("after the end: %v", err)
 	}
 }
+
+type grpcOrConnect = rpc.ExecutionServiceClient
+
+// grpcStreams calls like streams, by gRPC.
+func (d *dev) grpcStreams(token string) grpcOrConnect {
+	transport := &http.Transport{Protocols: new(http.Protocols)}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	d.t.Cleanup(transport.CloseIdleConnections)
+	return rpc.NewExecutionServiceClient(&http.Client{Transport: tlsBearer{token, transport}}, d.ready.Endpoint, connect.WithGRPC())
+}

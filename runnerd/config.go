@@ -58,6 +58,8 @@ type Config struct {
 	// of how many executions at most.
 	KeepLogs       config.Duration `yaml:"keep_logs"`
 	KeepExecutions int             `yaml:"keep_executions"`
+	// ForwardIdle is how long a forwarded connection may carry nothing.
+	ForwardIdle config.Duration `yaml:"forward_idle"`
 }
 
 // TLS says whom to trust.
@@ -175,6 +177,7 @@ func DefaultConfig() Config {
 		REAPI:    REAPI{MaxBytes: 64 << 30, MaxBlobs: 1_000_000},
 		Sandbox:  defaultSandbox(),
 		KeepLogs: config.Duration(30 * 24 * time.Hour), KeepExecutions: 20_000,
+		ForwardIdle: config.Duration(time.Hour),
 	}
 }
 
@@ -215,6 +218,8 @@ func (c Config) Validate() error {
 		return &config.FieldError{Field: "store.collect_every", Problem: "store.collect_every and store.scrub_every must not be negative", Remedy: "use 0 to turn one off"}
 	case c.REAPI.Listen != "" && c.REAPI.TokenFile == "":
 		return &config.FieldError{Field: "reapi.token_file", Problem: "is needed to serve the remote cache", Remedy: "name a file with a random token, mode 0600"}
+	case c.ForwardIdle <= 0:
+		return &config.FieldError{Field: "forward_idle", Problem: "must be over 0", Remedy: "use the default, 1h"}
 	case c.KeepExecutions <= 0 || c.KeepLogs <= 0:
 		return &config.FieldError{Field: "keep_executions", Problem: "keep_executions and keep_logs must be over 0", Remedy: "use the defaults"}
 	}

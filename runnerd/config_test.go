@@ -46,6 +46,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"limits.workspace_queue": func(c *Config) { c.Limits.WorkspaceQueue = 0 },
 		"limits.upload_bytes":    func(c *Config) { c.Limits.UploadBytes = 0 },
 		"keep_executions":        func(c *Config) { c.KeepLogs = 0 },
+		"forward_idle":           func(c *Config) { c.ForwardIdle = 0 },
 		"store.keep_snapshots":   func(c *Config) { c.Store.KeepSnapshots = 1 },
 		"store.min_snapshots":    func(c *Config) { c.Store.MinSnapshots = 1 },
 		"store.collect_every":    func(c *Config) { c.Store.ScrubEvery = -1 },

@@ -156,14 +156,19 @@ func (f *forwarder) accept(ctx context.Context, listener net.Listener) {
 // serve joins one local connection to the sandbox. One that fails is reset, so
 // that its client does not take a part for the whole.
 func (f *forwarder) serve(ctx context.Context, conn *net.TCPConn) (err error) {
+	// Until both directions have ended, any end of this connection, also that of
+	// this program, is a break.
+	if err := conn.SetLinger(0); err != nil {
+		return err
+	}
 	outer := ctx
 	ctx, cancel := context.WithCancel(outer)
 	stop := context.AfterFunc(outer, func() { _ = conn.Close() })
 	defer stop()
 	stream := f.client.PortForward(ctx)
 	defer func() {
-		if err != nil {
-			_ = conn.SetLinger(0)
+		if err == nil {
+			_ = conn.SetLinger(-1)
 		}
 		_ = conn.Close()
 		cancel() // first: closing reads the stream to its end
@@ -197,7 +202,8 @@ func sendAll(stream *forwardStream, conn *net.TCPConn, broken func()) {
 	for {
 		n, err := conn.Read(buf)
 		if n > 0 && stream.Send(&skerryv1.PortForwardRequest{Data: buf[:n]}) != nil {
-			return // Receive has the reason
+			_ = stream.CloseRequest() // else Receive might wait for ever
+			return                    // it has the reason
 		}
 		if errors.Is(err, io.EOF) {
 			_ = stream.Send(&skerryv1.PortForwardRequest{End: true})
@@ -210,10 +216,11 @@ func sendAll(stream *forwardStream, conn *net.TCPConn, broken func()) {
 	}
 }
 
+// receiveAll passes on what the server says up to its end; only that is no error.
 func receiveAll(stream *forwardStream, conn *net.TCPConn) error {
-	for {
+	for ended := false; ; {
 		msg, err := stream.Receive()
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) && ended {
 			return nil
 		}
 		if err != nil {
@@ -223,6 +230,7 @@ func receiveAll(stream *forwardStream, conn *net.TCPConn) error {
 			return nil //nolint:nilerr // the local client went away
 		}
 		if msg.End {
+			ended = true
 			_ = conn.CloseWrite()
 		}
 	}

@@ -102,6 +102,9 @@ func (s *session) start(f func()) {
 func (s *session) leaveOnSignals(cancel context.CancelCauseFunc) (stop func()) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGHUP, syscall.SIGQUIT)
+	// A broken output is an error to see, not an end that leaves the terminal raw.
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
 	done := make(chan struct{})
 	s.start(func() {
 		select {
@@ -110,7 +113,7 @@ func (s *session) leaveOnSignals(cancel context.CancelCauseFunc) (stop func()) {
 		case <-done:
 		}
 	})
-	return func() { signal.Stop(ch); close(done) }
+	return func() { signal.Stop(ch); signal.Stop(broken); close(done) }
 }
 
 // ending words how following ended.

@@ -32,6 +32,11 @@ const (
 	closeGrace = 5 * time.Second
 	// Calls at once on one link. Waiting calls hold a stream each.
 	maxStreams = 8192
+	// What a stream may have sent that its reader has not taken. As a forwarded
+	// connection or a log may be left unread for long, the whole link's window is
+	// so large that thousands of such streams leave room for all others.
+	streamWindow = 512 << 10
+	linkWindow   = 1 << 30
 )
 
 // h2c is HTTP/2 without TLS of its own: the connection below has it already.
@@ -45,8 +50,8 @@ func http2Config() *http.HTTP2Config {
 	return &http.HTTP2Config{
 		MaxConcurrentStreams:          maxStreams,
 		MaxReadFrameSize:              256 << 10,
-		MaxReceiveBufferPerConnection: 4<<20 - 1,
-		MaxReceiveBufferPerStream:     1 << 20,
+		MaxReceiveBufferPerConnection: linkWindow,
+		MaxReceiveBufferPerStream:     streamWindow,
 		SendPingTimeout:               pingAfter,
 		PingTimeout:                   pingTimeout,
 		WriteByteTimeout:              2 * pingTimeout,

@@ -207,10 +207,18 @@ type Forward struct {
 	release func()
 }
 
-// Close ends the connection; it may be called again.
+// Close breaks the connection off, whatever is on its way, so that its server
+// does not take a part for the whole; so does the end of this process. It may be
+// called again.
 func (f *Forward) Close() error {
 	f.release()
 	return f.TCPConn.Close()
+}
+
+// Finish closes a connection of which both directions have ended in order.
+func (f *Forward) Finish() error {
+	_ = f.SetLinger(-1) // fails when it was closed before
+	return f.Close()
 }
 
 // Connect connects to a port of the loopback in an execution's sandbox.
@@ -263,6 +271,10 @@ func (e *Engine) connect(ctx context.Context, x *live, port uint16) (*net.TCPCon
 		_ = conn.Close()
 		return nil, errors.New("the sandbox's connection is not TCP")
 	}
+	if err := tcp.SetLinger(0); err != nil { // see Forward.Close
+		_ = tcp.Close()
+		return nil, err
+	}
 	return tcp, nil
 }
 
@@ -273,6 +285,8 @@ func connectProblem(err error, port uint16) error {
 		return tooManyForwards()
 	case errors.Is(err, supervisor.ErrNotRunning):
 		return notRunning()
+	case errors.Is(err, supervisor.ErrGatewayPort):
+		return problem.Invalid("port", "forward a port on which the command listens", "%d is the sandbox's proxy, which serves its command alone", port)
 	case errors.As(err, &errno):
 		text := "nothing listens on port %d of the sandbox"
 		if errno == syscall.ETIMEDOUT {

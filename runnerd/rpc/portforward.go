@@ -14,11 +14,7 @@ import (
 	"skerry.internal/runnerd/execution"
 )
 
-const (
-	maxForwardData = 64 << 10
-	// forwardIdle is how long a connection may carry nothing.
-	forwardIdle = time.Hour
-)
+const maxForwardData = 64 << 10
 
 type forwardStream = connect.BidiStream[skerryv1.PortForwardRequest, skerryv1.PortForwardResponse]
 
@@ -42,7 +38,7 @@ func (s executions) PortForward(ctx context.Context, stream *forwardStream) erro
 	if err != nil {
 		return err
 	}
-	f := &forwarding{stream: stream, conn: conn, gone: make(chan struct{})}
+	f := &forwarding{stream: stream, conn: conn, patience: s.cfg.ForwardIdle, gone: make(chan struct{})}
 	return f.run(ctx, first)
 }
 
@@ -50,7 +46,9 @@ func (s executions) PortForward(ctx context.Context, stream *forwardStream) erro
 type forwarding struct {
 	stream *forwardStream
 	conn   *execution.Forward
-	idle   *time.Timer
+	// idle cuts a connection that carried nothing for patience.
+	idle     *time.Timer
+	patience time.Duration
 	// gone is closed, with why, when the connection was cut from outside.
 	gone chan struct{}
 	why  atomic.Pointer[problem.Error]
@@ -58,8 +56,8 @@ type forwarding struct {
 
 func (f *forwarding) run(ctx context.Context, first *skerryv1.PortForwardRequest) error {
 	defer func() { _ = f.conn.Close() }()
-	f.idle = time.AfterFunc(forwardIdle, func() {
-		f.cut(problem.Limit("", "one hour without any byte", "connect again"))
+	f.idle = time.AfterFunc(f.patience, func() {
+		f.cut(problem.Limit("", f.patience.String()+" without any byte", "connect again"))
 	})
 	defer f.idle.Stop()
 	finished := make(chan struct{})
@@ -69,16 +67,16 @@ func (f *forwarding) run(ctx context.Context, first *skerryv1.PortForwardRequest
 		return err
 	}
 	// It may outlive this call by a moment: it ends when its stream does.
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		f.toServer(first)
-	}()
+	sent := make(chan bool, 1)
+	go func() { sent <- f.toServer(first) }()
 	if err := f.toClient(); err != nil {
 		return err
 	}
 	select { // the server says no more, but may still listen
-	case <-sent:
+	case whole := <-sent:
+		if whole {
+			_ = f.conn.Finish()
+		}
 		return nil
 	case <-f.gone:
 		return f.cause(nil)
@@ -115,26 +113,25 @@ func (f *forwarding) cause(err error) error {
 	return err
 }
 
-// toServer passes on what the client sends, up to its end.
-func (f *forwarding) toServer(msg *skerryv1.PortForwardRequest) {
+// toServer passes on what the client sends, and tells whether that was up to its
+// end.
+func (f *forwarding) toServer(msg *skerryv1.PortForwardRequest) (whole bool) {
 	for {
 		if len(msg.Data) > maxForwardData {
 			f.cut(problem.Limit("data", "65536 bytes a message", "send smaller ones"))
-			return
+			return false
 		}
-		f.idle.Reset(forwardIdle)
+		f.idle.Reset(f.patience)
 		if _, err := f.conn.Write(msg.Data); err != nil {
-			return // the other direction sees it too
+			return false // the other direction sees it too
 		}
 		if msg.End {
-			_ = f.conn.CloseWrite()
-			return
+			return f.conn.CloseWrite() == nil
 		}
 		var err error
 		if msg, err = f.stream.Receive(); err != nil {
-			_ = f.conn.SetLinger(0) // the client broke off: no orderly end
-			_ = f.conn.Close()
-			return
+			_ = f.conn.Close() // the client broke off
+			return false
 		}
 	}
 }
@@ -144,7 +141,7 @@ func (f *forwarding) toClient() error {
 	for {
 		n, err := f.conn.Read(buf)
 		if n > 0 {
-			f.idle.Reset(forwardIdle)
+			f.idle.Reset(f.patience)
 			if err := f.stream.Send(&skerryv1.PortForwardResponse{Data: buf[:n]}); err != nil {
 				return err
 			}

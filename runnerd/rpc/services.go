@@ -35,6 +35,8 @@ type Config struct {
 	Networks    Networks
 	// DefaultTimeout and MaxTimeout bound an execution's wall-clock time.
 	DefaultTimeout, MaxTimeout time.Duration
+	// ForwardIdle is how long a forwarded connection may carry nothing.
+	ForwardIdle time.Duration
 	// MaxRequestBytes bounds one message.
 	MaxRequestBytes int
 	// Attached is called when a coordinator has told the runner its number.

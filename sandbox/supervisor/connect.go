@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"reflect"
 	"syscall"
 	"time"
 
@@ -106,11 +107,32 @@ func dial(family int, to unix.Sockaddr) (*os.File, error) {
 	if errors.Is(err, unix.EINPROGRESS) {
 		err = awaitConnected(f)
 	}
+	if err == nil && reachedItself(f) {
+		err = unix.ECONNREFUSED
+	}
 	if err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+// reachedItself: where nothing listens on a port that the kernel gives to clients
+// as well, a socket can be given that very port and connect to itself.
+func reachedItself(f *os.File) (itself bool) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	_ = raw.Control(func(fd uintptr) {
+		here, err := unix.Getsockname(int(fd))
+		if err != nil {
+			return
+		}
+		there, err := unix.Getpeername(int(fd))
+		itself = err == nil && reflect.DeepEqual(here, there)
+	})
+	return itself
 }
 
 func awaitConnected(f *os.File) error {

@@ -40,6 +40,8 @@ func (r *run) connect(conn int, request []byte) (refusal string) {
 	switch {
 	case err != nil || port == 0:
 		return refusedMalformed
+	case r.spec.Forward != nil && int(port) == r.spec.Forward.Port:
+		return refusedGateway
 	case r.leader == 0 || r.out.end != nil || r.killed:
 		return refusedNotRunning
 	case len(r.connects.waiting) == maxConnects:

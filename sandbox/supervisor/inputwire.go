@@ -31,6 +31,7 @@ const (
 	refusedNotRunning     = "not running"
 	refusedBusy           = "busy"
 	refusedMalformed      = "malformed"
+	refusedGateway        = "gateway"
 )
 
 type inputRequest struct {

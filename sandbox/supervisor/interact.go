@@ -21,6 +21,9 @@ var (
 	ErrNoTerminal     = errors.New("the execution has no terminal")
 	ErrNotRunning     = errors.New("the execution does not run")
 	ErrBusy           = errors.New("too many attempts to connect at once")
+	// ErrGatewayPort: the port is the sandbox's own way out (Spec.Forward), which is
+	// for its command alone.
+	ErrGatewayPort = errors.New("the port is the sandbox's proxy")
 )
 
 // InputOffsetError refuses input that does not follow what was taken before:
@@ -149,6 +152,8 @@ func refusal(text string) error {
 		return ErrNotRunning
 	case refusedBusy:
 		return ErrBusy
+	case refusedGateway:
+		return ErrGatewayPort
 	}
 	return fmt.Errorf("the shim refused: %s", text)
 }

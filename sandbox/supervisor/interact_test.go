@@ -9,7 +9,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -538,5 +540,54 @@ func TestAskAgainWhenCutOff(t *testing.T) {
 	}
 	if err := <-served; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The sandbox's way out to the gateway is no way in.
+func TestConnectIsNotForTheProxy(t *testing.T) {
+	f := newFixture(t, "sh", "-c", "echo up; sleep 60")
+	f.spec.Files[0].Args = append([]string{"--unshare-net"}, f.spec.Files[0].Args...)
+	f.spec.Forward = &Forward{Port: 3128, Socket: "/tmp/gateway"}
+	h := f.start(t)
+	f.await(t, "up")
+	if c, err := h.Connect(t.Context(), 3128); !errors.Is(err, ErrGatewayPort) {
+		t.Errorf("connection %v, %v", c, err)
+	}
+	if _, err := h.Connect(t.Context(), 3129); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("another port: %v", err)
+	}
+}
+
+// A port that the kernel also gives to clients may be given to the very socket
+// that looks for a listener there.
+func TestConnectDoesNotReachItself(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: a network name space of its own")
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // the thread ends with its name space
+		done <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			// Of all ports these two alone are given out.
+			if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40001"), 0); err != nil {
+				return err
+			}
+			for i := range uint16(32) {
+				c, err := dialLoopback(40000 + i%2)
+				if !errors.Is(err, unix.ECONNREFUSED) {
+					return fmt.Errorf("connection %v, %v", c, err)
+				}
+			}
+			return nil
+		}()
+	}()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

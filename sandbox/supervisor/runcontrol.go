@@ -156,6 +156,9 @@ func (r *run) ready(pid int) {
 		return
 	}
 	r.leader = pid
+	if r.hungUp {
+		r.hangUp()
+	}
 	if r.quota != nil {
 		r.quota.next = r.started.Add(quotaInterval)
 		r.quota.watcher.HeldBy(r.identity.Init.PID)

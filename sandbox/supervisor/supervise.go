@@ -98,6 +98,7 @@ type run struct {
 	killed   bool
 	notes    []string // for the verdict's detail
 	gentle   bool     // init was asked to kill all, see kill
+	hungUp   bool     // the terminal was, before the command ran
 }
 
 // setupLimit bounds what comes before the command: a sandbox that can't be set
@@ -117,7 +118,7 @@ func (r *run) supervise(dir string) error {
 		return r.finish(err.Error())
 	}
 	r.spec, r.cgroups = spec, spec.Cgroups
-	r.input = newInput(spec.Input, func() { _ = send(r.child.control, []byte{msgHangUp}) })
+	r.input = newInput(spec.Input, r.hangUp)
 	if r.reaper, err = newReaper(); err != nil {
 		return r.finish(err.Error())
 	}
@@ -295,9 +296,19 @@ func (r *run) stop(cause Kind, reason string) {
 		return
 	}
 	if r.input != nil && r.input.terminal {
-		r.input.hangUp() // interactive shells ignore SIGTERM
+		r.hangUp() // interactive shells ignore SIGTERM
 	}
 	r.killAt = time.Now().Add(r.spec.Grace)
+}
+
+// hangUp ends a terminal's session, which has to begin before: until the leader
+// runs, it would take the message to init for its own.
+func (r *run) hangUp() {
+	if r.leader == 0 {
+		r.hungUp = true
+		return
+	}
+	_ = send(r.child.control, []byte{msgHangUp})
 }
 
 // killPatience is how long init may take to kill the rest and to reap it.
