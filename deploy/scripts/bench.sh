@@ -6,7 +6,7 @@
 set -euo pipefail
 bin=${SKERRY_BIN:-bin}
 go run ./deploy/bench -bin "$bin" "$@"
-go test ./cas ./runnerd/journal ./runnerd/workspace ./sandbox/supervisor -run '^$' -bench . -benchtime 1s
+go test ./cas ./runnerd/journal ./runnerd/workspace ./sandbox ./sandbox/supervisor -run '^$' -bench . -benchtime 1s
 
 dir=$(mktemp -d "${BENCH_DIR:-/var/tmp}/skerry-bench.XXXXXX")
 trap 'rm -rf "$dir"' EXIT
