@@ -9,7 +9,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -571,8 +570,8 @@ func TestConnectDoesNotReachItself(t *testing.T) {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return err
 			}
-			if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
-				return fmt.Errorf("%w: %s", err, out)
+			if err := loopbackUp(); err != nil {
+				return err
 			}
 			// Of all ports these two alone are given out.
 			if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40001"), 0); err != nil {
@@ -581,7 +580,7 @@ func TestConnectDoesNotReachItself(t *testing.T) {
 			for i := range uint16(32) {
 				c, err := dialLoopback(40000 + i%2)
 				if !errors.Is(err, unix.ECONNREFUSED) {
-					return fmt.Errorf("connection %v, %v", c, err)
+					return fmt.Errorf("connection %v: %w", c, err)
 				}
 			}
 			return nil
@@ -590,4 +589,19 @@ func TestConnectDoesNotReachItself(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+// loopbackUp sets the network name space's only interface up.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
