@@ -93,8 +93,8 @@ func TestAddressesInEverySpelling(t *testing.T) {
 
 func TestTargets(t *testing.T) {
 	for text, want := range map[string]string{
-		"PyPI.Org:443": "pypi.org:443", "pypi.org.:443": "pypi.org:443", "bücher.example:1": "xn--bcher-kva.example:1", "XN--BCHER-KVA.example:1": "xn--bcher-kva.example:1",
-		"faß.example:8080": "xn--fa-hia.example:8080", "a_b.example:65535": "a_b.example:65535", "Ｐypi.org:443": "pypi.org:443",
+		"Mirror.Example:443": "mirror.example:443", "mirror.example.:443": "mirror.example:443", "bücher.example:1": "xn--bcher-kva.example:1", "XN--BCHER-KVA.example:1": "xn--bcher-kva.example:1",
+		"faß.example:8080": "xn--fa-hia.example:8080", "a_b.example:65535": "a_b.example:65535", "Ｍirror.example:443": "mirror.example:443",
 	} {
 		target, err := parseTarget(text, 0)
 		if err != nil || target.String() != want {
@@ -113,7 +113,7 @@ func TestTargets(t *testing.T) {
 }
 
 func FuzzTarget(f *testing.F) {
-	for _, s := range []string{"pypi.org:443", "[::1]:80", "0x7f.1:80", "１.1:80", "xn--bcher-kva.example:1"} {
+	for _, s := range []string{"mirror.example:443", "[::1]:80", "0x7f.1:80", "１.1:80", "xn--bcher-kva.example:1"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -94,9 +94,9 @@ func TestRequestsThatAreRefused(t *testing.T) {
 
 func TestRequestsThatAreServed(t *testing.T) {
 	for text, want := range map[string]string{
-		"CONNECT PyPI.org:443 HTTP/1.1\r\nHost: pypi.org:443\r\n\r\n":                                                "pypi.org:443 ",
-		"CONNECT pypi.org:443 HTTP/1.0\r\n\r\n":                                                                      "pypi.org:443 ",
-		"CONNECT pypi.org:443 HTTP/1.1\r\nHost: pypi.org\r\nContent-Length: 0\r\n\r\n":                               "pypi.org:443 ",
+		"CONNECT Mirror.example:443 HTTP/1.1\r\nHost: mirror.example:443\r\n\r\n":                                    "mirror.example:443 ",
+		"CONNECT mirror.example:443 HTTP/1.0\r\n\r\n":                                                                "mirror.example:443 ",
+		"CONNECT mirror.example:443 HTTP/1.1\r\nHost: mirror.example\r\nContent-Length: 0\r\n\r\n":                   "mirror.example:443 ",
 		"GET http://A.example HTTP/1.1\r\nHost: a.EXAMPLE\r\n\r\n":                                                   "a.example:80 /",
 		"GET HTTP://a.example?q=1 HTTP/1.1\r\nHost:a.example:80 \r\n\r\n":                                            "a.example:80 /?q=1",
 		"POST http://a.example:81/b?c HTTP/1.1\r\nHost: a.example:81\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\n\r\n": "a.example:81 /b?c",

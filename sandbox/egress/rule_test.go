@@ -20,9 +20,9 @@ func mustRules(t testing.TB, texts ...string) []Rule {
 
 func TestRules(t *testing.T) {
 	for rule, want := range map[string]struct{ yes, no string }{
-		"pypi.org":           {"pypi.org:443 pypi.org:80 PYPI.ORG.:443", "pypi.org:8080 a.pypi.org:443 xpypi.org:443 pypi.org.evil.example:443"},
-		"Pypi.Org:443":       {"pypi.org:443", "pypi.org:80"},
-		"pypi.org:1":         {"pypi.org:1", "pypi.org:443 pypi.org:80"},
+		"mirror.example":     {"mirror.example:443 mirror.example:80 MIRROR.EXAMPLE.:443", "mirror.example:8080 a.mirror.example:443 xmirror.example:443 mirror.example.evil.example:443"},
+		"Mirror.Example:443": {"mirror.example:443", "mirror.example:80"},
+		"mirror.example:1":   {"mirror.example:1", "mirror.example:443 mirror.example:80"},
 		"*.example.org":      {"a.example.org:443 a.b.example.org:80", "example.org:443 xexample.org:443 a.example.org:22 a.example.org.evil.example:443"},
 		"*.example.org:8443": {"a.example.org:8443", "a.example.org:443 example.org:8443"},
 		"bücher.example":     {"xn--bcher-kva.example:443 BÜCHER.example:443", "bucher.example:443"},
@@ -50,7 +50,7 @@ func TestRules(t *testing.T) {
 
 func TestRulesThatAreRefused(t *testing.T) {
 	for _, text := range []string{"", "*", "*.", "*.org", "*.org:443", "a.*.org", "**.a.org", "10.0.0.7", "[::1]", "[::1%eth0]:80", "10.0.0.0/8", "0x7f.1:80", "*.10.0.0.7:443", "*.[::1]:443",
-		"https://pypi.org", "pypi.org/simple", "pypi.org:https", "pypi.org:0", "a b", "[::ffff:10.0.0.1]:80"} {
+		"https://mirror.example", "mirror.example/simple", "mirror.example:https", "mirror.example:0", "a b", "[::ffff:10.0.0.1]:80"} {
 		if r, err := ParseRule(text); err == nil {
 			t.Errorf("%q is taken for %v", text, r)
 		}
