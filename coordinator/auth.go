@@ -58,35 +58,44 @@ var (
 	runners = []string{skerryv1.RoleRunner}
 )
 
+// rule says who may make a call.
+type rule struct {
+	roles []string
+	// needs is the permission that an agent's token must have; "": none.
+	needs string
+	// reads: the call changes nothing, so that it may be repeated at will.
+	reads bool
+}
+
 // rules says who may call what. A path without a rule is refused to everyone.
-var rules = map[string][]string{
-	rpc.ExecutionServiceRunShellProcedure:            agents,
-	rpc.ExecutionServiceRunCommandProcedure:          agents,
-	rpc.ExecutionServiceGetExecutionProcedure:        agents,
-	rpc.ExecutionServiceListExecutionsProcedure:      agents,
-	rpc.ExecutionServiceReadExecutionLogsProcedure:   agents,
-	rpc.ExecutionServiceFollowExecutionLogsProcedure: agents,
-	rpc.ExecutionServiceCancelExecutionProcedure:     agents,
-	rpc.ExecutionServiceWriteInputProcedure:          agents,
-	rpc.ExecutionServiceResizeTerminalProcedure:      agents,
-	rpc.ExecutionServicePortForwardProcedure:         agents,
-	rpc.FileServiceListFilesProcedure:                agents,
-	rpc.FileServiceReadFileProcedure:                 agents,
-	rpc.FileServiceWriteFileProcedure:                agents,
-	rpc.FileServiceUploadFileProcedure:               agents,
-	rpc.FileServiceDownloadFileProcedure:             agents,
-	rpc.FileServiceFileHistoryProcedure:              agents,
-	rpc.FileServiceDeleteFileProcedure:               agents,
-	rpc.WorkspaceServiceListWorkspacesProcedure:      agents,
-	rpc.WorkspaceServiceDiffProcedure:                agents,
-	rpc.WorkspaceServiceHistoryProcedure:             agents,
-	rpc.WorkspaceServiceRepairWorkspaceProcedure:     agents,
-	rpc.WorkspaceServiceRestoreWorkspaceProcedure:    agents,
-	rpc.RunnerServiceListRunnersProcedure:            agents,
-	rpc.TokenServiceCreateTokenProcedure:             admins,
-	rpc.TokenServiceListTokensProcedure:              admins,
-	rpc.TokenServiceRevokeTokenProcedure:             admins,
-	link.Path:                                        runners,
+var rules = map[string]rule{
+	rpc.ExecutionServiceRunShellProcedure:            {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServiceRunCommandProcedure:          {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServiceGetExecutionProcedure:        {roles: agents, reads: true},
+	rpc.ExecutionServiceListExecutionsProcedure:      {roles: agents, reads: true},
+	rpc.ExecutionServiceReadExecutionLogsProcedure:   {roles: agents, reads: true},
+	rpc.ExecutionServiceFollowExecutionLogsProcedure: {roles: agents, reads: true},
+	rpc.ExecutionServiceCancelExecutionProcedure:     {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServiceWriteInputProcedure:          {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServiceResizeTerminalProcedure:      {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServicePortForwardProcedure:         {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.FileServiceListFilesProcedure:                {roles: agents, reads: true},
+	rpc.FileServiceReadFileProcedure:                 {roles: agents, reads: true},
+	rpc.FileServiceWriteFileProcedure:                {roles: agents},
+	rpc.FileServiceUploadFileProcedure:               {roles: agents},
+	rpc.FileServiceDownloadFileProcedure:             {roles: agents, reads: true},
+	rpc.FileServiceFileHistoryProcedure:              {roles: agents, reads: true},
+	rpc.FileServiceDeleteFileProcedure:               {roles: agents},
+	rpc.WorkspaceServiceListWorkspacesProcedure:      {roles: agents, reads: true},
+	rpc.WorkspaceServiceDiffProcedure:                {roles: agents, reads: true},
+	rpc.WorkspaceServiceHistoryProcedure:             {roles: agents, reads: true},
+	rpc.WorkspaceServiceRepairWorkspaceProcedure:     {roles: agents},
+	rpc.WorkspaceServiceRestoreWorkspaceProcedure:    {roles: agents},
+	rpc.RunnerServiceListRunnersProcedure:            {roles: agents, reads: true},
+	rpc.TokenServiceCreateTokenProcedure:             {roles: admins},
+	rpc.TokenServiceListTokensProcedure:              {roles: admins, reads: true},
+	rpc.TokenServiceRevokeTokenProcedure:             {roles: admins},
+	link.Path:                                        {roles: runners},
 }
 
 // authorize checks who calls and whether they may, before anything of the body
@@ -100,13 +109,13 @@ func (c *Coordinator) authorize(next http.Handler) http.Handler {
 			refuse(w, r, err)
 			return
 		}
-		roles, known := rules[r.URL.Path]
+		rule, known := rules[r.URL.Path]
 		switch {
 		case !known:
 			refuse(w, r, problem.New(connect.CodeUnimplemented, problem.Unsupported, "look at the API's list of calls", "no such call"))
-		case !slices.Contains(roles, id.role):
+		case !slices.Contains(rule.roles, id.role):
 			refuse(w, r, problem.New(connect.CodePermissionDenied, problem.PermissionDenied,
-				"use a token with role "+strings.Join(roles, " or "), "a token with role %s may not make this call", id.role))
+				"use a token with role "+strings.Join(rule.roles, " or "), "a token with role %s may not make this call", id.role))
 		default:
 			next.ServeHTTP(w, r.WithContext(withIdentity(r.Context(), id)))
 		}

@@ -39,6 +39,15 @@ const (
 	RoleRunner = "runner"
 )
 
+// Permissions of an agent's token. Files is the base, which every token has.
+const (
+	PermissionFiles        = "files"
+	PermissionShell        = "shell"
+	PermissionEnvironments = "environments"
+	PermissionNPU          = "npu"
+	PermissionTransfer     = "transfer"
+)
+
 // Headers that a coordinator sets on calls that it routes to a runner.
 const (
 	HeaderAgent     = "Skerry-Agent"
