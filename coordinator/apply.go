@@ -98,6 +98,12 @@ func refusal(f *raftlogv1.Failure) *problem.Error {
 		problem.AlreadyExists:   connect.CodeAlreadyExists,
 		problem.InvalidArgument: connect.CodeInvalidArgument,
 		problem.LimitExceeded:   connect.CodeResourceExhausted,
+
+		problem.PermissionDenied: connect.CodePermissionDenied,
+		problem.Unauthenticated:  connect.CodeUnauthenticated,
+		problem.AgentArchived:    connect.CodeFailedPrecondition,
+		problem.RunnerCordoned:   connect.CodeFailedPrecondition,
+		problem.RunnerInUse:      connect.CodeFailedPrecondition,
 	}
 	code, ok := codes[f.GetReason()]
 	if !ok {

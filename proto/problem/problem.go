@@ -42,6 +42,12 @@ const (
 	InputConflict        = "INPUT_CONFLICT"
 	NotRunning           = "EXECUTION_NOT_RUNNING"
 	PortClosed           = "PORT_CLOSED"
+	AgentArchived        = "AGENT_ARCHIVED"
+	RunnerCordoned       = "RUNNER_CORDONED"
+	RunnerDraining       = "RUNNER_DRAINING"
+	RunnerInUse          = "RUNNER_IN_USE"
+	WorkspaceLost        = "WORKSPACE_LOST"
+	VersionSkew          = "VERSION_SKEW"
 	Internal             = "INTERNAL"
 )
 
