@@ -147,4 +147,3 @@ func random() uint64 {
 	_, _ = rand.Read(raw[:])
 	return binary.BigEndian.Uint64(raw[:])
 }
-

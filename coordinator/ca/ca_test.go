@@ -17,7 +17,7 @@ const cluster = "cl_test"
 
 func authority(t *testing.T) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(cluster, time.Now())
+	a, err := ca.New(cluster, time.Now().Add(-24*time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
