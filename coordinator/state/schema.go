@@ -57,6 +57,9 @@ func newDB() *memdb.MemDB {
 		tableTokens:     table(tableTokens, byID((*raftlogv1.Token).GetId)),
 		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner),
 	}}
+	for _, t := range authoritySchema() {
+		schema.Tables[t.Name] = t
+	}
 	db, err := memdb.NewMemDB(schema)
 	if err != nil {
 		// Only a mistake in the lines above can do this.
