@@ -167,9 +167,12 @@ func (p processor) issueCertificate(cmd *raftlogv1.Command, op *raftlogv1.IssueC
 		return refuse(problem.AuthorityChanged, "", "the authority has changed meanwhile")
 	}
 	known := p.Holder(holder.GetRole(), holder.GetName())
-	refusal := p.mayRenew(known, holder)
-	if op.GetJoinTokenId() != "" {
+	var refusal *raftlogv1.Answer
+	switch {
+	case op.GetJoinTokenId() != "":
 		refusal = p.useJoinToken(cmd, op, known)
+	case !op.GetOwn():
+		refusal = p.mayRenew(known, holder)
 	}
 	if refusal != nil {
 		return refusal

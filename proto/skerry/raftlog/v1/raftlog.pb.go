@@ -777,8 +777,10 @@ func (x *Head) GetDetail() string {
 
 // InitAuthority gives the cluster its authority, once.
 type InitAuthority struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Key           *AuthorityKey          `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *AuthorityKey          `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The cluster's id, which its first certificates have.
+	ClusterId     string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -818,6 +820,13 @@ func (x *InitAuthority) GetKey() *AuthorityKey {
 		return x.Key
 	}
 	return nil
+}
+
+func (x *InitAuthority) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
 }
 
 // AdvanceAuthority takes the next step of a rotation: from the generation that
@@ -969,7 +978,9 @@ type IssueCertificate struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Holder *CertificateHolder     `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
 	// Empty: a renewal.
-	JoinTokenId   string `protobuf:"bytes,2,opt,name=join_token_id,json=joinTokenId,proto3" json:"join_token_id,omitempty"`
+	JoinTokenId string `protobuf:"bytes,2,opt,name=join_token_id,json=joinTokenId,proto3" json:"join_token_id,omitempty"`
+	// It is the signing leader's own, which needs no token.
+	Own           bool `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1016,6 +1027,13 @@ func (x *IssueCertificate) GetJoinTokenId() string {
 		return x.JoinTokenId
 	}
 	return ""
+}
+
+func (x *IssueCertificate) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
 }
 
 type DenyMember struct {
@@ -2477,19 +2495,22 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x06parent\x18\x05 \x01(\tR\x06parent\x12\x16\n" +
 	"\x06commit\x18\x06 \x01(\tR\x06commit\x12\x14\n" +
 	"\x05state\x18\a \x01(\tR\x05state\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\"B\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"a\n" +
 	"\rInitAuthority\x121\n" +
-	"\x03key\x18\x01 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\"n\n" +
+	"\x03key\x18\x01 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\"n\n" +
 	"\x10AdvanceAuthority\x12'\n" +
 	"\x0ffrom_generation\x18\x01 \x01(\x04R\x0efromGeneration\x121\n" +
 	"\x03key\x18\x02 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\"E\n" +
 	"\x0fCreateJoinToken\x122\n" +
 	"\x05token\x18\x01 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenR\x05token\"!\n" +
 	"\x0fRevokeJoinToken\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"t\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x86\x01\n" +
 	"\x10IssueCertificate\x12<\n" +
 	"\x06holder\x18\x01 \x01(\v2$.skerry.raftlog.v1.CertificateHolderR\x06holder\x12\"\n" +
-	"\rjoin_token_id\x18\x02 \x01(\tR\vjoinTokenId\"4\n" +
+	"\rjoin_token_id\x18\x02 \x01(\tR\vjoinTokenId\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\bR\x03own\"4\n" +
 	"\n" +
 	"DenyMember\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
