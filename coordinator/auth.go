@@ -26,8 +26,13 @@ type identity struct {
 	// subject is the agent's name, or the runner's for role "runner".
 	subject string
 	expires time.Time
+	// certificate: the caller showed one, and no token.
+	certificate bool
 	// policies are the network policies that the token names.
 	policies []string
+	// permissions and runners bound an agent's token; empty: all.
+	permissions []string
+	runners     []string
 }
 
 // networks is what a runner is told of the network policies that the caller may
@@ -65,6 +70,8 @@ type rule struct {
 	needs string
 	// reads: the call changes nothing, so that it may be repeated at will.
 	reads bool
+	// open: the call needs no token; its handler decides by what is in it.
+	open bool
 }
 
 // rules says who may call what. A path without a rule is refused to everyone.
@@ -92,9 +99,29 @@ var rules = map[string]rule{
 	rpc.WorkspaceServiceRepairWorkspaceProcedure:     {roles: agents},
 	rpc.WorkspaceServiceRestoreWorkspaceProcedure:    {roles: agents},
 	rpc.RunnerServiceListRunnersProcedure:            {roles: agents, reads: true},
-	rpc.TokenServiceCreateTokenProcedure:             {roles: admins},
-	rpc.TokenServiceListTokensProcedure:              {roles: admins, reads: true},
-	rpc.TokenServiceRevokeTokenProcedure:             {roles: admins},
+	rpc.RunnerServiceExplainPlacementProcedure:       {roles: agents, reads: true},
+	rpc.RunnerServiceCordonRunnerProcedure:           {roles: admins},
+	rpc.RunnerServiceUncordonRunnerProcedure:         {roles: admins},
+	rpc.RunnerServiceDrainRunnerProcedure:            {roles: admins},
+	rpc.RunnerServiceRemoveRunnerProcedure:           {roles: admins},
+	rpc.AgentServiceListAgentsProcedure:              {roles: agents, reads: true},
+	rpc.AgentServiceArchiveAgentProcedure:            {roles: admins},
+	rpc.TimerServiceCreateTimerProcedure:             {roles: agents},
+	rpc.TimerServiceListTimersProcedure:              {roles: agents, reads: true},
+	rpc.TimerServiceCancelTimerProcedure:             {roles: agents},
+	rpc.InboxServiceReadInboxProcedure:               {roles: agents, reads: true},
+	rpc.InboxServiceWatchInboxProcedure:              {roles: agents, reads: true},
+	rpc.TokenServiceCreateTokenProcedure:             {roles: agents},
+	rpc.TokenServiceListTokensProcedure:              {roles: agents, reads: true},
+	rpc.TokenServiceRevokeTokenProcedure:             {roles: agents},
+	rpc.JoinServiceJoinProcedure:                     {open: true},
+	rpc.JoinServiceRenewProcedure:                    {open: true},
+	rpc.JoinServiceCreateJoinTokenProcedure:          {roles: admins},
+	rpc.JoinServiceListJoinTokensProcedure:           {roles: admins, reads: true},
+	rpc.JoinServiceRevokeJoinTokenProcedure:          {roles: admins},
+	rpc.JoinServiceGetAuthorityProcedure:             {roles: admins, reads: true},
+	rpc.JoinServiceRotateAuthorityProcedure:          {roles: admins},
+	rpc.JoinServiceDenyMemberProcedure:               {roles: admins},
 	link.Path:                                        {roles: runners},
 }
 
@@ -103,6 +130,10 @@ var rules = map[string]rule{
 func (c *Coordinator) authorize(next http.Handler) http.Handler {
 	refuse := c.refuser()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rules[r.URL.Path].open {
+			next.ServeHTTP(w, r)
+			return
+		}
 		id, err := c.authenticate(r, time.Now())
 		if err != nil {
 			w.Header().Set("WWW-Authenticate", "Bearer")
@@ -116,8 +147,12 @@ func (c *Coordinator) authorize(next http.Handler) http.Handler {
 		case !slices.Contains(rule.roles, id.role):
 			refuse(w, r, problem.New(connect.CodePermissionDenied, problem.PermissionDenied,
 				"use a token with role "+strings.Join(rule.roles, " or "), "a token with role %s may not make this call", id.role))
+		case !id.may(rule.needs):
+			refuse(w, r, noPermission(rule.needs))
 		default:
-			next.ServeHTTP(w, r.WithContext(withIdentity(r.Context(), id)))
+			if err := c.underToken(next, w, r, id); err != nil {
+				refuse(w, r, err)
+			}
 		}
 	})
 }
@@ -136,6 +171,9 @@ func (c *Coordinator) refuser() func(http.ResponseWriter, *http.Request, *proble
 // authenticate finds the token in the replicated state on each call, so that
 // revocation works at once.
 func (c *Coordinator) authenticate(r *http.Request, now time.Time) (identity, *problem.Error) {
+	if id, refusal, ok := c.authenticatePeer(r, now); ok {
+		return id, refusal
+	}
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
 		return identity{}, unauthenticated("no bearer token in the Authorization header")
@@ -154,9 +192,10 @@ func (c *Coordinator) authenticate(r *http.Request, now time.Time) (identity, *p
 	case token.GetRevoked() != nil:
 		return identity{}, unauthenticated("the token was revoked")
 	case expired(token, now):
-		return identity{}, unauthenticated("the token has expired")
+		return identity{}, tokenExpired()
 	}
-	out := identity{tokenID: id, role: token.GetRole(), subject: token.GetSubject(), policies: token.GetNetworkPolicies()}
+	out := identity{tokenID: id, role: token.GetRole(), subject: token.GetSubject(), policies: token.GetNetworkPolicies(),
+		permissions: token.GetPermissions(), runners: token.GetRunners()}
 	if token.GetExpires() != nil {
 		out.expires = token.GetExpires().AsTime()
 	}

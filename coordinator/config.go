@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"skerry.internal/config"
+	"skerry.internal/coordinator/placement"
 )
 
 // EnvPrefix is the prefix of environment variables that override Config.
@@ -19,6 +20,8 @@ const DefaultConfigPath = "/etc/skerry/coordinator.yaml"
 
 // Config of one coordinator. DefaultConfig gives the values to start from.
 type Config struct {
+	// Name of this coordinator among those of its cluster.
+	Name string `yaml:"name"`
 	// DataDir holds the Raft log, snapshots and, after the first start, admin.token.
 	DataDir string `yaml:"data_dir"`
 	// Listen is host:port of the API and of runners' links. Without TLS only a
@@ -33,7 +36,15 @@ type Config struct {
 	// RunnerGrace is how long a runner whose link ended counts as up, in the hope
 	// that it dials again at once.
 	RunnerGrace config.Duration `yaml:"runner_grace"`
+	Placement   Placement       `yaml:"placement"`
 	Log         config.Log      `yaml:"log"`
+}
+
+// Placement says how a runner is chosen for an agent's first workspace.
+type Placement struct {
+	// Policy is spread (the least busy runner) or pack (the busiest one that has a
+	// free slot).
+	Policy string `yaml:"policy"`
 }
 
 // TLS names the server's certificate; both empty: no TLS.
@@ -73,6 +84,7 @@ type Limits struct {
 // DefaultConfig is a single coordinator on loopback.
 func DefaultConfig() Config {
 	return Config{
+		Name:          string(serverID),
 		DataDir:       "/var/lib/skerry/coordinator",
 		Listen:        "127.0.0.1:7420",
 		MetricsListen: "127.0.0.1:7421",
@@ -91,6 +103,7 @@ func DefaultConfig() Config {
 			ShutdownGrace: config.Duration(5 * time.Second),
 		},
 		RunnerGrace: config.Duration(2 * time.Second),
+		Placement:   Placement{Policy: placement.Spread},
 		Log:         config.DefaultLog(),
 	}
 }
@@ -98,7 +111,7 @@ func DefaultConfig() Config {
 // Validate gives the first value that cannot be used, as a *config.FieldError.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.validateAddresses, c.validateRaft, c.validateLimits, func() error { return c.Log.Validate("log") },
+		c.validateAddresses, c.validateRaft, c.validateLimits, c.validatePlacement, func() error { return c.Log.Validate("log") },
 	} {
 		if err := check(); err != nil {
 			return err
@@ -108,6 +121,9 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validateAddresses() error {
+	if !namePattern.MatchString(c.Name) {
+		return bad("name", "is no valid name", nameRemedy)
+	}
 	if c.DataDir == "" {
 		return bad("data_dir", "is empty", "name a directory on a local disk")
 	}
@@ -164,6 +180,14 @@ func (c *Config) validateLimits() error {
 		return bad("limits.max_in_flight", "is 0", "use 8192")
 	}
 	return nil
+}
+
+func (c *Config) validatePlacement() error {
+	switch c.Placement.Policy {
+	case placement.Spread, placement.Pack:
+		return nil
+	}
+	return bad("placement.policy", "is unknown", "use spread or pack")
 }
 
 func bad(field, problem, remedy string) error {

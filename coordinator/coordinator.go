@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"skerry.internal/coordinator/state"
+	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/ids"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 )
@@ -19,6 +21,8 @@ import (
 // Deps are what a coordinator needs from its process.
 type Deps struct {
 	Logger *slog.Logger
+	// Version of this program; runners too far from it are flagged or refused.
+	Version string
 	// Registerer takes the metrics; nil: nobody reads them.
 	Registerer prometheus.Registerer
 }
@@ -27,14 +31,20 @@ type Deps struct {
 type Coordinator struct {
 	cfg      Config
 	logger   *slog.Logger
+	version  string
 	metrics  *metrics
 	state    *state.State
 	node     *raftNode
 	links    *linkSet
+	identity *pki.Identity
 	assigns  keyLock
-	handler  http.Handler
-	inFlight atomic.Int64
-	closing  atomic.Bool
+	calls    callSet
+	seen     seenEnds
+	// stopTasks ends what this coordinator does as the leader.
+	stopTasks func()
+	handler   http.Handler
+	inFlight  atomic.Int64
+	closing   atomic.Bool
 }
 
 // New opens the state in cfg.DataDir and returns once this coordinator leads
@@ -44,19 +54,24 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Coordinator, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
-	c := &Coordinator{cfg: cfg, logger: deps.Logger, metrics: newMetrics(deps.Registerer), state: state.New()}
+	c := &Coordinator{cfg: cfg, logger: deps.Logger, metrics: newMetrics(deps.Registerer), state: state.New(), version: deps.Version}
+	var err error
+	if c.identity, err = pki.Open(filepath.Join(cfg.DataDir, identityDir)); err != nil {
+		return nil, err
+	}
 	node, err := openRaft(cfg, c.state, c.metrics, deps.Logger)
 	if err != nil {
 		return nil, err
 	}
 	c.node = node
-	if err := c.lead(ctx); err != nil {
+	if err := errors.Join(c.lead(ctx), c.initAuthority(ctx)); err != nil {
 		return nil, errors.Join(err, node.close())
 	}
 	c.links = newLinkSet()
 	c.handler = c.routes()
 	c.metrics.watch(c)
 	c.expectRunners()
+	c.startTasks()
 	return c, nil
 }
 
@@ -68,7 +83,10 @@ func (c *Coordinator) lead(ctx context.Context) error {
 	if c.state.Read().Cluster().GetClusterId() != "" {
 		return nil
 	}
-	id := ids.New(ids.Cluster, 0, time.Now()).String()
+	id := c.identity.Leaf().Cluster
+	if id == "" {
+		id = ids.New(ids.Cluster, 0, time.Now()).String()
+	}
 	_, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_InitCluster{
 		InitCluster: &raftlogv1.InitCluster{ClusterId: id}}})
 	if err != nil {
@@ -76,6 +94,8 @@ func (c *Coordinator) lead(ctx context.Context) error {
 	}
 	return nil
 }
+
+func (c *Coordinator) name() string { return c.cfg.Name }
 
 // ClusterID names the cluster for ever.
 func (c *Coordinator) ClusterID() string { return c.state.Read().Cluster().GetClusterId() }
@@ -96,6 +116,7 @@ func (c *Coordinator) Close(ctx context.Context) error {
 	if c.closing.Swap(true) {
 		return nil
 	}
+	c.stopTasks()
 	err := c.links.close(ctx)
 	return errors.Join(err, c.node.close())
 }

@@ -9,7 +9,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"skerry.internal/coordinator/state"
+	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/link"
+	skerryv1 "skerry.internal/proto/skerry/v1"
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
 	"skerry.internal/proto/wire"
 )
@@ -19,7 +24,9 @@ type runnerLink struct {
 	name    string
 	number  uint32
 	tokenID string
-	conn    *link.ClientConn
+	// Certificate that the link was opened with; zero: a token.
+	peer pki.Peer
+	conn *link.ClientConn
 
 	control    rpc.RunnerControlServiceClient
 	executions rpc.ExecutionServiceClient
@@ -28,6 +35,46 @@ type runnerLink struct {
 
 	// As the runner last told.
 	running, queued atomic.Uint32
+	told            atomic.Pointer[inventory]
+	// starting counts calls that may start an execution; live what a drain last saw.
+	starting atomic.Int64
+	live     atomic.Uint32
+}
+
+// inventory is what a runner has to offer, as it last told. It is not in the
+// replicated state: the next leader is told anew.
+type inventory struct {
+	devices      []*skerryv1.DeviceCount
+	environments []string
+}
+
+func (l *runnerLink) inventory() inventory {
+	if told := l.told.Load(); told != nil {
+		return *told
+	}
+	return inventory{}
+}
+
+// Bounds of an inventory; what is beyond is left out.
+const (
+	maxDevices      = 16
+	maxEnvironments = 256
+)
+
+// take keeps what a runner tells of its devices and environments.
+func (l *runnerLink) take(devices []*skerryv1.DeviceCount, environments []string) {
+	told := &inventory{}
+	for _, d := range devices[:min(len(devices), maxDevices)] {
+		if len(d.GetKind()) <= maxLabelText {
+			told.devices = append(told.devices, d)
+		}
+	}
+	for _, e := range environments[:min(len(environments), maxEnvironments)] {
+		if len(e) <= maxLabelText {
+			told.environments = append(told.environments, e)
+		}
+	}
+	l.told.Store(told)
 }
 
 func newRunnerLink(name string, number uint32, tokenID string, conn *link.ClientConn) *runnerLink {
@@ -164,6 +211,20 @@ func (s *linkSet) stopGrace(name string) {
 func (s *linkSet) cutToken(tokenID string) {
 	for _, l := range s.all() {
 		if l.tokenID == tokenID {
+			_ = l.conn.Close()
+		}
+	}
+}
+
+// cutDenied ends the links that were opened with certificates that are no good
+// any more, and those of members whose certificate was not renewed in time.
+func (s *linkSet) cutDenied(view state.Reader, now time.Time) {
+	for _, l := range s.all() {
+		if l.peer.Name == "" {
+			continue
+		}
+		holder := view.Holder(l.peer.Role, l.peer.Name)
+		if holder == nil || state.Denied(holder, timestamppb.New(l.peer.Issued)) || now.After(holder.GetExpires().AsTime()) {
 			_ = l.conn.Close()
 		}
 	}

@@ -108,7 +108,7 @@ func run(ctx context.Context, cfg coordinator.Config, stderr io.Writer) (err err
 	}
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	c, err := coordinator.New(starting, cfg, coordinator.Deps{Logger: logger, Registerer: registry})
+	c, err := coordinator.New(starting, cfg, coordinator.Deps{Logger: logger, Registerer: registry, Version: version})
 	if err != nil {
 		return errors.Join(err, ln.Close())
 	}

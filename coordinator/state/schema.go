@@ -60,6 +60,9 @@ func newDB() *memdb.MemDB {
 		tableInboxes:    table(tableInboxes, byID((*raftlogv1.Inbox).GetAgent)),
 		tableEntries:    entriesTable(),
 	}}
+	for _, t := range authoritySchema() {
+		schema.Tables[t.Name] = t
+	}
 	db, err := memdb.NewMemDB(schema)
 	if err != nil {
 		// Only a mistake in the lines above can do this.

@@ -54,6 +54,7 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Workspace{Workspace: v}})
 	})
 	s.writeInboxes(out)
+	s.writeAuthority(out)
 	for _, v := range s.applied {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Applied{Applied: v}})
 	}
@@ -160,6 +161,12 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 		return insertNew(txn, tableInboxes, v.Inbox, v.Inbox.GetAgent())
 	case *raftlogv1.SnapshotRecord_InboxEntry:
 		return loadEntry(txn, v.InboxEntry)
+	case *raftlogv1.SnapshotRecord_Authority:
+		return insertNew(txn, tableAuthority, v.Authority, metaKey)
+	case *raftlogv1.SnapshotRecord_Holder:
+		return insertNew(txn, tableHolders, v.Holder, v.Holder.GetRole(), v.Holder.GetName())
+	case *raftlogv1.SnapshotRecord_JoinToken:
+		return insertNew(txn, tableJoinTokens, v.JoinToken, v.JoinToken.GetId())
 	case *raftlogv1.SnapshotRecord_Applied:
 		return remembered.load(v.Applied)
 	default:
@@ -187,8 +194,12 @@ func loadRunner(txn *memdb.Txn, runner *raftlogv1.Runner) error {
 }
 
 // insertNew refuses a second record with the same id.
-func insertNew(txn *memdb.Txn, table string, record any, id string) error {
-	old, err := txn.First(table, indexID, id)
+func insertNew(txn *memdb.Txn, table string, record any, id ...string) error {
+	args := make([]any, len(id))
+	for i, part := range id {
+		args[i] = part
+	}
+	old, err := txn.First(table, indexID, args...)
 	if err != nil {
 		return err
 	}

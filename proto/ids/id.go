@@ -25,6 +25,7 @@ const (
 	Command   Kind = "cm"
 	Timer     Kind = "tm"
 	Drain     Kind = "dr"
+	JoinToken Kind = "jt"
 )
 
 // MaxRunner is the largest runner number that an id can carry (24 bits).

@@ -23,7 +23,9 @@ const (
 )
 
 type ListWorkspacesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those of child agents, and their children, too.
+	Descendants   bool `protobuf:"varint,20,opt,name=descendants,proto3" json:"descendants,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -56,6 +58,13 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
 	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ListWorkspacesRequest) GetDescendants() bool {
+	if x != nil {
+		return x.Descendants
+	}
+	return false
 }
 
 type ListWorkspacesResponse struct {
@@ -1200,8 +1209,9 @@ var File_skerry_v1_workspace_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\n" +
-	"\x19skerry/v1/workspace.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x17\n" +
-	"\x15ListWorkspacesRequest\"N\n" +
+	"\x19skerry/v1/workspace.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"9\n" +
+	"\x15ListWorkspacesRequest\x12 \n" +
+	"\vdescendants\x18\x14 \x01(\bR\vdescendants\"N\n" +
 	"\x16ListWorkspacesResponse\x124\n" +
 	"\n" +
 	"workspaces\x18\x01 \x03(\v2\x14.skerry.v1.WorkspaceR\n" +

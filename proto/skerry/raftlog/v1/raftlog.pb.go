@@ -50,6 +50,12 @@ type Command struct {
 	//	*Command_FireTimers
 	//	*Command_RecordEnds
 	//	*Command_AckInbox
+	//	*Command_DenyMember
+	//	*Command_InitAuthority
+	//	*Command_AdvanceAuthority
+	//	*Command_CreateJoinToken
+	//	*Command_RevokeJoinToken
+	//	*Command_IssueCertificate
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -259,6 +265,60 @@ func (x *Command) GetAckInbox() *AckInbox {
 	return nil
 }
 
+func (x *Command) GetDenyMember() *DenyMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_DenyMember); ok {
+			return x.DenyMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetInitAuthority() *InitAuthority {
+	if x != nil {
+		if x, ok := x.Op.(*Command_InitAuthority); ok {
+			return x.InitAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdvanceAuthority() *AdvanceAuthority {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AdvanceAuthority); ok {
+			return x.AdvanceAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCreateJoinToken() *CreateJoinToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreateJoinToken); ok {
+			return x.CreateJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRevokeJoinToken() *RevokeJoinToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RevokeJoinToken); ok {
+			return x.RevokeJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetIssueCertificate() *IssueCertificate {
+	if x != nil {
+		if x, ok := x.Op.(*Command_IssueCertificate); ok {
+			return x.IssueCertificate
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -331,6 +391,30 @@ type Command_AckInbox struct {
 	AckInbox *AckInbox `protobuf:"bytes,29,opt,name=ack_inbox,json=ackInbox,proto3,oneof"`
 }
 
+type Command_DenyMember struct {
+	DenyMember *DenyMember `protobuf:"bytes,14,opt,name=deny_member,json=denyMember,proto3,oneof"`
+}
+
+type Command_InitAuthority struct {
+	InitAuthority *InitAuthority `protobuf:"bytes,15,opt,name=init_authority,json=initAuthority,proto3,oneof"`
+}
+
+type Command_AdvanceAuthority struct {
+	AdvanceAuthority *AdvanceAuthority `protobuf:"bytes,16,opt,name=advance_authority,json=advanceAuthority,proto3,oneof"`
+}
+
+type Command_CreateJoinToken struct {
+	CreateJoinToken *CreateJoinToken `protobuf:"bytes,17,opt,name=create_join_token,json=createJoinToken,proto3,oneof"`
+}
+
+type Command_RevokeJoinToken struct {
+	RevokeJoinToken *RevokeJoinToken `protobuf:"bytes,18,opt,name=revoke_join_token,json=revokeJoinToken,proto3,oneof"`
+}
+
+type Command_IssueCertificate struct {
+	IssueCertificate *IssueCertificate `protobuf:"bytes,19,opt,name=issue_certificate,json=issueCertificate,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Op() {}
 
 func (*Command_RegisterRunner) isCommand_Op() {}
@@ -364,6 +448,18 @@ func (*Command_FireTimers) isCommand_Op() {}
 func (*Command_RecordEnds) isCommand_Op() {}
 
 func (*Command_AckInbox) isCommand_Op() {}
+
+func (*Command_DenyMember) isCommand_Op() {}
+
+func (*Command_InitAuthority) isCommand_Op() {}
+
+func (*Command_AdvanceAuthority) isCommand_Op() {}
+
+func (*Command_CreateJoinToken) isCommand_Op() {}
+
+func (*Command_RevokeJoinToken) isCommand_Op() {}
+
+func (*Command_IssueCertificate) isCommand_Op() {}
 
 type InitCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1471,6 +1567,663 @@ func (x *AckInbox) GetThrough() uint64 {
 	return 0
 }
 
+// InitAuthority gives the cluster its authority, once.
+type InitAuthority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *AuthorityKey          `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The cluster's id, which its first certificates have.
+	ClusterId     string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InitAuthority) Reset() {
+	*x = InitAuthority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InitAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InitAuthority) ProtoMessage() {}
+
+func (x *InitAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InitAuthority.ProtoReflect.Descriptor instead.
+func (*InitAuthority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *InitAuthority) GetKey() *AuthorityKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *InitAuthority) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+// AdvanceAuthority takes the next step of a rotation: from the generation that
+// its sender saw, so that a step is taken once.
+type AdvanceAuthority struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	FromGeneration uint64                 `protobuf:"varint,1,opt,name=from_generation,json=fromGeneration,proto3" json:"from_generation,omitempty"`
+	// Of the first step: the new authority.
+	Key           *AuthorityKey `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdvanceAuthority) Reset() {
+	*x = AdvanceAuthority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdvanceAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdvanceAuthority) ProtoMessage() {}
+
+func (x *AdvanceAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdvanceAuthority.ProtoReflect.Descriptor instead.
+func (*AdvanceAuthority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *AdvanceAuthority) GetFromGeneration() uint64 {
+	if x != nil {
+		return x.FromGeneration
+	}
+	return 0
+}
+
+func (x *AdvanceAuthority) GetKey() *AuthorityKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type CreateJoinToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *JoinToken             `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateJoinToken) Reset() {
+	*x = CreateJoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateJoinToken) ProtoMessage() {}
+
+func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateJoinToken.ProtoReflect.Descriptor instead.
+func (*CreateJoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CreateJoinToken) GetToken() *JoinToken {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+type RevokeJoinToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeJoinToken) Reset() {
+	*x = RevokeJoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeJoinToken) ProtoMessage() {}
+
+func (x *RevokeJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeJoinToken.ProtoReflect.Descriptor instead.
+func (*RevokeJoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *RevokeJoinToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// IssueCertificate records a certificate that the leader signed, and uses up the
+// join token that it was signed for.
+type IssueCertificate struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Holder *CertificateHolder     `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	// Empty: a renewal.
+	JoinTokenId string `protobuf:"bytes,2,opt,name=join_token_id,json=joinTokenId,proto3" json:"join_token_id,omitempty"`
+	// It is the signing leader's own, which needs no token.
+	Own           bool `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IssueCertificate) Reset() {
+	*x = IssueCertificate{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IssueCertificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IssueCertificate) ProtoMessage() {}
+
+func (x *IssueCertificate) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IssueCertificate.ProtoReflect.Descriptor instead.
+func (*IssueCertificate) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *IssueCertificate) GetHolder() *CertificateHolder {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *IssueCertificate) GetJoinTokenId() string {
+	if x != nil {
+		return x.JoinTokenId
+	}
+	return ""
+}
+
+func (x *IssueCertificate) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
+type DenyMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DenyMember) Reset() {
+	*x = DenyMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DenyMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DenyMember) ProtoMessage() {}
+
+func (x *DenyMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DenyMember.ProtoReflect.Descriptor instead.
+func (*DenyMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *DenyMember) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *DenyMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type AuthorityKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In DER.
+	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// PKCS #8, in DER.
+	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorityKey) Reset() {
+	*x = AuthorityKey{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorityKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorityKey) ProtoMessage() {}
+
+func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorityKey.ProtoReflect.Descriptor instead.
+func (*AuthorityKey) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *AuthorityKey) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *AuthorityKey) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type Authority struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	// "steady", "trusting" or "moving".
+	Phase string `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Trusted ones; the first signs.
+	Keys          []*AuthorityKey        `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Authority) Reset() {
+	*x = Authority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Authority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Authority) ProtoMessage() {}
+
+func (x *Authority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Authority.ProtoReflect.Descriptor instead.
+func (*Authority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Authority) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Authority) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Authority) GetKeys() []*AuthorityKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *Authority) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+type JoinToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// SHA-256 of the secret.
+	Hash    []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	Role    string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Name    string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
+	Expires *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
+	Revoked *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Used    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=used,proto3" json:"used,omitempty"`
+	UsedBy  string                 `protobuf:"bytes,9,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	// SHA-256 of the public key that used it.
+	UsedKey       []byte `protobuf:"bytes,10,opt,name=used_key,json=usedKey,proto3" json:"used_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JoinToken) Reset() {
+	*x = JoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JoinToken) ProtoMessage() {}
+
+func (x *JoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
+func (*JoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *JoinToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *JoinToken) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *JoinToken) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *JoinToken) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *JoinToken) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *JoinToken) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *JoinToken) GetRevoked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Revoked
+	}
+	return nil
+}
+
+func (x *JoinToken) GetUsed() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+func (x *JoinToken) GetUsedBy() string {
+	if x != nil {
+		return x.UsedBy
+	}
+	return ""
+}
+
+func (x *JoinToken) GetUsedKey() []byte {
+	if x != nil {
+		return x.UsedKey
+	}
+	return nil
+}
+
+type CertificateHolder struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Role       string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name       string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Serial     string                 `protobuf:"bytes,3,opt,name=serial,proto3" json:"serial,omitempty"`
+	Issued     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=issued,proto3" json:"issued,omitempty"`
+	Expires    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expires,proto3" json:"expires,omitempty"`
+	Generation uint64                 `protobuf:"varint,6,opt,name=generation,proto3" json:"generation,omitempty"`
+	// SHA-256 of the public key.
+	Key []byte `protobuf:"bytes,7,opt,name=key,proto3" json:"key,omitempty"`
+	// Certificates issued up to then are worthless.
+	Denied        *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=denied,proto3" json:"denied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertificateHolder) Reset() {
+	*x = CertificateHolder{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertificateHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertificateHolder) ProtoMessage() {}
+
+func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertificateHolder.ProtoReflect.Descriptor instead.
+func (*CertificateHolder) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *CertificateHolder) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetIssued() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Issued
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *CertificateHolder) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetDenied() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
+}
+
 type Runner struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1495,7 +2248,7 @@ type Runner struct {
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +2260,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +2273,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Runner) GetName() string {
@@ -1633,7 +2386,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1645,7 +2398,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1658,7 +2411,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Drain) GetId() string {
@@ -1733,7 +2486,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +2498,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +2511,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Agent) GetName() string {
@@ -1819,7 +2572,7 @@ type Timer struct {
 
 func (x *Timer) Reset() {
 	*x = Timer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +2584,7 @@ func (x *Timer) String() string {
 func (*Timer) ProtoMessage() {}
 
 func (x *Timer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +2597,7 @@ func (x *Timer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timer.ProtoReflect.Descriptor instead.
 func (*Timer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Timer) GetId() string {
@@ -1906,7 +2659,7 @@ type Inbox struct {
 
 func (x *Inbox) Reset() {
 	*x = Inbox{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2671,7 @@ func (x *Inbox) String() string {
 func (*Inbox) ProtoMessage() {}
 
 func (x *Inbox) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2684,7 @@ func (x *Inbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inbox.ProtoReflect.Descriptor instead.
 func (*Inbox) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Inbox) GetAgent() string {
@@ -1985,7 +2738,7 @@ type InboxEntry struct {
 
 func (x *InboxEntry) Reset() {
 	*x = InboxEntry{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +2750,7 @@ func (x *InboxEntry) String() string {
 func (*InboxEntry) ProtoMessage() {}
 
 func (x *InboxEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +2763,7 @@ func (x *InboxEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InboxEntry.ProtoReflect.Descriptor instead.
 func (*InboxEntry) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *InboxEntry) GetAgent() string {
@@ -2083,7 +2836,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2848,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2861,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Token) GetId() string {
@@ -2225,7 +2978,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2990,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +3003,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Workspace) GetId() string {
@@ -2315,7 +3068,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +3080,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +3093,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Applied) GetId() string {
@@ -2385,6 +3138,9 @@ type Answer struct {
 	//	*Answer_Agent
 	//	*Answer_Timer
 	//	*Answer_Counted
+	//	*Answer_Holder
+	//	*Answer_Authority
+	//	*Answer_JoinToken
 	Result        isAnswer_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2392,7 +3148,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +3160,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +3173,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -2508,6 +3264,33 @@ func (x *Answer) GetCounted() *Counted {
 	return nil
 }
 
+func (x *Answer) GetHolder() *CertificateHolder {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Holder); ok {
+			return x.Holder
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetAuthority() *Authority {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Authority); ok {
+			return x.Authority
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetJoinToken() *JoinToken {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_JoinToken); ok {
+			return x.JoinToken
+		}
+	}
+	return nil
+}
+
 type isAnswer_Result interface {
 	isAnswer_Result()
 }
@@ -2549,6 +3332,18 @@ type Answer_Counted struct {
 	Counted *Counted `protobuf:"bytes,22,opt,name=counted,proto3,oneof"`
 }
 
+type Answer_Holder struct {
+	Holder *CertificateHolder `protobuf:"bytes,15,opt,name=holder,proto3,oneof"`
+}
+
+type Answer_Authority struct {
+	Authority *Authority `protobuf:"bytes,16,opt,name=authority,proto3,oneof"`
+}
+
+type Answer_JoinToken struct {
+	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
+}
+
 func (*Answer_Failure) isAnswer_Result() {}
 
 func (*Answer_Runner) isAnswer_Result() {}
@@ -2567,6 +3362,12 @@ func (*Answer_Timer) isAnswer_Result() {}
 
 func (*Answer_Counted) isAnswer_Result() {}
 
+func (*Answer_Holder) isAnswer_Result() {}
+
+func (*Answer_Authority) isAnswer_Result() {}
+
+func (*Answer_JoinToken) isAnswer_Result() {}
+
 // Counted is how many records a command changed.
 type Counted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2577,7 +3378,7 @@ type Counted struct {
 
 func (x *Counted) Reset() {
 	*x = Counted{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +3390,7 @@ func (x *Counted) String() string {
 func (*Counted) ProtoMessage() {}
 
 func (x *Counted) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +3403,7 @@ func (x *Counted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counted.ProtoReflect.Descriptor instead.
 func (*Counted) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Counted) GetChanged() uint32 {
@@ -2625,7 +3426,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +3438,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +3451,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Failure) GetReason() string {
@@ -2685,7 +3486,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +3498,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +3511,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -2741,6 +3542,9 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Timer
 	//	*SnapshotRecord_Inbox
 	//	*SnapshotRecord_InboxEntry
+	//	*SnapshotRecord_Holder
+	//	*SnapshotRecord_Authority
+	//	*SnapshotRecord_JoinToken
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2748,7 +3552,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +3564,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +3577,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -2864,6 +3668,33 @@ func (x *SnapshotRecord) GetInboxEntry() *InboxEntry {
 	return nil
 }
 
+func (x *SnapshotRecord) GetHolder() *CertificateHolder {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Holder); ok {
+			return x.Holder
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetAuthority() *Authority {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Authority); ok {
+			return x.Authority
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetJoinToken() *JoinToken {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_JoinToken); ok {
+			return x.JoinToken
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -2904,6 +3735,18 @@ type SnapshotRecord_InboxEntry struct {
 	InboxEntry *InboxEntry `protobuf:"bytes,22,opt,name=inbox_entry,json=inboxEntry,proto3,oneof"`
 }
 
+type SnapshotRecord_Holder struct {
+	Holder *CertificateHolder `protobuf:"bytes,15,opt,name=holder,proto3,oneof"`
+}
+
+type SnapshotRecord_Authority struct {
+	Authority *Authority `protobuf:"bytes,16,opt,name=authority,proto3,oneof"`
+}
+
+type SnapshotRecord_JoinToken struct {
+	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Header) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Runner) isSnapshotRecord_Record() {}
@@ -2922,6 +3765,12 @@ func (*SnapshotRecord_Inbox) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_InboxEntry) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Holder) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Authority) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_JoinToken) isSnapshotRecord_Record() {}
+
 type SnapshotHeader struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -2933,7 +3782,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2945,7 +3794,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2958,7 +3807,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{34}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2986,7 +3835,7 @@ var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfd\t\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd6\r\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -3009,7 +3858,14 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"fireTimers\x12@\n" +
 	"\vrecord_ends\x18\x1c \x01(\v2\x1d.skerry.raftlog.v1.RecordEndsH\x00R\n" +
 	"recordEnds\x12:\n" +
-	"\tack_inbox\x18\x1d \x01(\v2\x1b.skerry.raftlog.v1.AckInboxH\x00R\backInboxB\x04\n" +
+	"\tack_inbox\x18\x1d \x01(\v2\x1b.skerry.raftlog.v1.AckInboxH\x00R\backInbox\x12@\n" +
+	"\vdeny_member\x18\x0e \x01(\v2\x1d.skerry.raftlog.v1.DenyMemberH\x00R\n" +
+	"denyMember\x12I\n" +
+	"\x0einit_authority\x18\x0f \x01(\v2 .skerry.raftlog.v1.InitAuthorityH\x00R\rinitAuthority\x12R\n" +
+	"\x11advance_authority\x18\x10 \x01(\v2#.skerry.raftlog.v1.AdvanceAuthorityH\x00R\x10advanceAuthority\x12P\n" +
+	"\x11create_join_token\x18\x11 \x01(\v2\".skerry.raftlog.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12P\n" +
+	"\x11revoke_join_token\x18\x12 \x01(\v2\".skerry.raftlog.v1.RevokeJoinTokenH\x00R\x0frevokeJoinToken\x12R\n" +
+	"\x11issue_certificate\x18\x13 \x01(\v2#.skerry.raftlog.v1.IssueCertificateH\x00R\x10issueCertificateB\x04\n" +
 	"\x02op\",\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
@@ -3086,7 +3942,59 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x04seen\x18\x06 \x01(\bR\x04seen\":\n" +
 	"\bAckInbox\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x18\n" +
-	"\athrough\x18\x02 \x01(\x04R\athrough\"\xe5\x03\n" +
+	"\athrough\x18\x02 \x01(\x04R\athrough\"a\n" +
+	"\rInitAuthority\x121\n" +
+	"\x03key\x18\x01 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\"n\n" +
+	"\x10AdvanceAuthority\x12'\n" +
+	"\x0ffrom_generation\x18\x01 \x01(\x04R\x0efromGeneration\x121\n" +
+	"\x03key\x18\x02 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\"E\n" +
+	"\x0fCreateJoinToken\x122\n" +
+	"\x05token\x18\x01 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenR\x05token\"!\n" +
+	"\x0fRevokeJoinToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x86\x01\n" +
+	"\x10IssueCertificate\x12<\n" +
+	"\x06holder\x18\x01 \x01(\v2$.skerry.raftlog.v1.CertificateHolderR\x06holder\x12\"\n" +
+	"\rjoin_token_id\x18\x02 \x01(\tR\vjoinTokenId\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\bR\x03own\"4\n" +
+	"\n" +
+	"DenyMember\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"B\n" +
+	"\fAuthorityKey\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"\xac\x01\n" +
+	"\tAuthority\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05phase\x18\x02 \x01(\tR\x05phase\x123\n" +
+	"\x04keys\x18\x03 \x03(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x04keys\x124\n" +
+	"\achanged\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\achanged\"\xdd\x02\n" +
+	"\tJoinToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x124\n" +
+	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
+	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
+	"\arevoked\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12.\n" +
+	"\x04used\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x04used\x12\x17\n" +
+	"\aused_by\x18\t \x01(\tR\x06usedBy\x12\x19\n" +
+	"\bused_key\x18\n" +
+	" \x01(\fR\ausedKey\"\xa3\x02\n" +
+	"\x11CertificateHolder\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06serial\x18\x03 \x01(\tR\x06serial\x122\n" +
+	"\x06issued\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x06issued\x124\n" +
+	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x06 \x01(\x04R\n" +
+	"generation\x12\x10\n" +
+	"\x03key\x18\a \x01(\fR\x03key\x122\n" +
+	"\x06denied\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x06denied\"\xe5\x03\n" +
 	"\x06Runner\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -3169,7 +4077,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\x83\x04\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xc0\x05\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -3179,7 +4087,11 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x120\n" +
 	"\x05agent\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
 	"\x05timer\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x126\n" +
-	"\acounted\x18\x16 \x01(\v2\x1a.skerry.raftlog.v1.CountedH\x00R\acountedB\b\n" +
+	"\acounted\x18\x16 \x01(\v2\x1a.skerry.raftlog.v1.CountedH\x00R\acounted\x12>\n" +
+	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
+	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
+	"\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
 	"\x06result\"#\n" +
 	"\aCounted\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\"Q\n" +
@@ -3189,7 +4101,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\x8c\x04\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xc9\x05\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -3200,7 +4112,11 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x05timer\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x120\n" +
 	"\x05inbox\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.InboxH\x00R\x05inbox\x12@\n" +
 	"\vinbox_entry\x18\x16 \x01(\v2\x1d.skerry.raftlog.v1.InboxEntryH\x00R\n" +
-	"inboxEntryB\b\n" +
+	"inboxEntry\x12>\n" +
+	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
+	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
+	"\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
 	"\x06record\"w\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
@@ -3220,7 +4136,7 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
 	(*InitCluster)(nil),           // 1: skerry.raftlog.v1.InitCluster
@@ -3242,27 +4158,37 @@ var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*RecordEnds)(nil),            // 17: skerry.raftlog.v1.RecordEnds
 	(*End)(nil),                   // 18: skerry.raftlog.v1.End
 	(*AckInbox)(nil),              // 19: skerry.raftlog.v1.AckInbox
-	(*Runner)(nil),                // 20: skerry.raftlog.v1.Runner
-	(*Drain)(nil),                 // 21: skerry.raftlog.v1.Drain
-	(*Agent)(nil),                 // 22: skerry.raftlog.v1.Agent
-	(*Timer)(nil),                 // 23: skerry.raftlog.v1.Timer
-	(*Inbox)(nil),                 // 24: skerry.raftlog.v1.Inbox
-	(*InboxEntry)(nil),            // 25: skerry.raftlog.v1.InboxEntry
-	(*Token)(nil),                 // 26: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 27: skerry.raftlog.v1.Workspace
-	(*Applied)(nil),               // 28: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 29: skerry.raftlog.v1.Answer
-	(*Counted)(nil),               // 30: skerry.raftlog.v1.Counted
-	(*Failure)(nil),               // 31: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 32: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 33: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 34: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 35: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 36: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*InitAuthority)(nil),         // 20: skerry.raftlog.v1.InitAuthority
+	(*AdvanceAuthority)(nil),      // 21: skerry.raftlog.v1.AdvanceAuthority
+	(*CreateJoinToken)(nil),       // 22: skerry.raftlog.v1.CreateJoinToken
+	(*RevokeJoinToken)(nil),       // 23: skerry.raftlog.v1.RevokeJoinToken
+	(*IssueCertificate)(nil),      // 24: skerry.raftlog.v1.IssueCertificate
+	(*DenyMember)(nil),            // 25: skerry.raftlog.v1.DenyMember
+	(*AuthorityKey)(nil),          // 26: skerry.raftlog.v1.AuthorityKey
+	(*Authority)(nil),             // 27: skerry.raftlog.v1.Authority
+	(*JoinToken)(nil),             // 28: skerry.raftlog.v1.JoinToken
+	(*CertificateHolder)(nil),     // 29: skerry.raftlog.v1.CertificateHolder
+	(*Runner)(nil),                // 30: skerry.raftlog.v1.Runner
+	(*Drain)(nil),                 // 31: skerry.raftlog.v1.Drain
+	(*Agent)(nil),                 // 32: skerry.raftlog.v1.Agent
+	(*Timer)(nil),                 // 33: skerry.raftlog.v1.Timer
+	(*Inbox)(nil),                 // 34: skerry.raftlog.v1.Inbox
+	(*InboxEntry)(nil),            // 35: skerry.raftlog.v1.InboxEntry
+	(*Token)(nil),                 // 36: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 37: skerry.raftlog.v1.Workspace
+	(*Applied)(nil),               // 38: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 39: skerry.raftlog.v1.Answer
+	(*Counted)(nil),               // 40: skerry.raftlog.v1.Counted
+	(*Failure)(nil),               // 41: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 42: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 43: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 44: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 45: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 46: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	37, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	47, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
 	2,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
 	3,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
@@ -3280,54 +4206,79 @@ var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
 	16, // 15: skerry.raftlog.v1.Command.fire_timers:type_name -> skerry.raftlog.v1.FireTimers
 	17, // 16: skerry.raftlog.v1.Command.record_ends:type_name -> skerry.raftlog.v1.RecordEnds
 	19, // 17: skerry.raftlog.v1.Command.ack_inbox:type_name -> skerry.raftlog.v1.AckInbox
-	35, // 18: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	26, // 19: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	8,  // 20: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	26, // 21: skerry.raftlog.v1.MintToken.token:type_name -> skerry.raftlog.v1.Token
-	37, // 22: skerry.raftlog.v1.PruneTokens.before:type_name -> google.protobuf.Timestamp
-	21, // 23: skerry.raftlog.v1.ScheduleRunner.drain:type_name -> skerry.raftlog.v1.Drain
-	23, // 24: skerry.raftlog.v1.CreateTimer.timer:type_name -> skerry.raftlog.v1.Timer
-	18, // 25: skerry.raftlog.v1.RecordEnds.ends:type_name -> skerry.raftlog.v1.End
-	36, // 26: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	37, // 27: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	21, // 28: skerry.raftlog.v1.Runner.drain:type_name -> skerry.raftlog.v1.Drain
-	37, // 29: skerry.raftlog.v1.Drain.started:type_name -> google.protobuf.Timestamp
-	37, // 30: skerry.raftlog.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
-	37, // 31: skerry.raftlog.v1.Drain.ended:type_name -> google.protobuf.Timestamp
-	37, // 32: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	37, // 33: skerry.raftlog.v1.Agent.archived:type_name -> google.protobuf.Timestamp
-	37, // 34: skerry.raftlog.v1.Timer.due:type_name -> google.protobuf.Timestamp
-	37, // 35: skerry.raftlog.v1.Timer.created:type_name -> google.protobuf.Timestamp
-	37, // 36: skerry.raftlog.v1.InboxEntry.time:type_name -> google.protobuf.Timestamp
-	37, // 37: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	37, // 38: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	37, // 39: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	8,  // 40: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	37, // 41: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	37, // 42: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	31, // 43: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	20, // 44: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	26, // 45: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	27, // 46: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	34, // 47: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	32, // 48: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	22, // 49: skerry.raftlog.v1.Answer.agent:type_name -> skerry.raftlog.v1.Agent
-	23, // 50: skerry.raftlog.v1.Answer.timer:type_name -> skerry.raftlog.v1.Timer
-	30, // 51: skerry.raftlog.v1.Answer.counted:type_name -> skerry.raftlog.v1.Counted
-	34, // 52: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	20, // 53: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	22, // 54: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	26, // 55: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	27, // 56: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	28, // 57: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	23, // 58: skerry.raftlog.v1.SnapshotRecord.timer:type_name -> skerry.raftlog.v1.Timer
-	24, // 59: skerry.raftlog.v1.SnapshotRecord.inbox:type_name -> skerry.raftlog.v1.Inbox
-	25, // 60: skerry.raftlog.v1.SnapshotRecord.inbox_entry:type_name -> skerry.raftlog.v1.InboxEntry
-	61, // [61:61] is the sub-list for method output_type
-	61, // [61:61] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	25, // 18: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
+	20, // 19: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
+	21, // 20: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
+	22, // 21: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
+	23, // 22: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
+	24, // 23: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
+	45, // 24: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	36, // 25: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	8,  // 26: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	36, // 27: skerry.raftlog.v1.MintToken.token:type_name -> skerry.raftlog.v1.Token
+	47, // 28: skerry.raftlog.v1.PruneTokens.before:type_name -> google.protobuf.Timestamp
+	31, // 29: skerry.raftlog.v1.ScheduleRunner.drain:type_name -> skerry.raftlog.v1.Drain
+	33, // 30: skerry.raftlog.v1.CreateTimer.timer:type_name -> skerry.raftlog.v1.Timer
+	18, // 31: skerry.raftlog.v1.RecordEnds.ends:type_name -> skerry.raftlog.v1.End
+	26, // 32: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	26, // 33: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	28, // 34: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
+	29, // 35: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	26, // 36: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
+	47, // 37: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
+	47, // 38: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
+	47, // 39: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
+	47, // 40: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
+	47, // 41: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
+	47, // 42: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
+	47, // 43: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
+	47, // 44: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
+	46, // 45: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	47, // 46: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	31, // 47: skerry.raftlog.v1.Runner.drain:type_name -> skerry.raftlog.v1.Drain
+	47, // 48: skerry.raftlog.v1.Drain.started:type_name -> google.protobuf.Timestamp
+	47, // 49: skerry.raftlog.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
+	47, // 50: skerry.raftlog.v1.Drain.ended:type_name -> google.protobuf.Timestamp
+	47, // 51: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	47, // 52: skerry.raftlog.v1.Agent.archived:type_name -> google.protobuf.Timestamp
+	47, // 53: skerry.raftlog.v1.Timer.due:type_name -> google.protobuf.Timestamp
+	47, // 54: skerry.raftlog.v1.Timer.created:type_name -> google.protobuf.Timestamp
+	47, // 55: skerry.raftlog.v1.InboxEntry.time:type_name -> google.protobuf.Timestamp
+	47, // 56: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	47, // 57: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	47, // 58: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	8,  // 59: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	47, // 60: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	47, // 61: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	41, // 62: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	30, // 63: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	36, // 64: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	37, // 65: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	44, // 66: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	42, // 67: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	32, // 68: skerry.raftlog.v1.Answer.agent:type_name -> skerry.raftlog.v1.Agent
+	33, // 69: skerry.raftlog.v1.Answer.timer:type_name -> skerry.raftlog.v1.Timer
+	40, // 70: skerry.raftlog.v1.Answer.counted:type_name -> skerry.raftlog.v1.Counted
+	29, // 71: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	27, // 72: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
+	28, // 73: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	44, // 74: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	30, // 75: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	32, // 76: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	36, // 77: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	37, // 78: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	38, // 79: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	33, // 80: skerry.raftlog.v1.SnapshotRecord.timer:type_name -> skerry.raftlog.v1.Timer
+	34, // 81: skerry.raftlog.v1.SnapshotRecord.inbox:type_name -> skerry.raftlog.v1.Inbox
+	35, // 82: skerry.raftlog.v1.SnapshotRecord.inbox_entry:type_name -> skerry.raftlog.v1.InboxEntry
+	29, // 83: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	27, // 84: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
+	28, // 85: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	86, // [86:86] is the sub-list for method output_type
+	86, // [86:86] is the sub-list for method input_type
+	86, // [86:86] is the sub-list for extension type_name
+	86, // [86:86] is the sub-list for extension extendee
+	0,  // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -3353,8 +4304,14 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_FireTimers)(nil),
 		(*Command_RecordEnds)(nil),
 		(*Command_AckInbox)(nil),
+		(*Command_DenyMember)(nil),
+		(*Command_InitAuthority)(nil),
+		(*Command_AdvanceAuthority)(nil),
+		(*Command_CreateJoinToken)(nil),
+		(*Command_RevokeJoinToken)(nil),
+		(*Command_IssueCertificate)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[29].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[39].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
@@ -3364,8 +4321,11 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Answer_Agent)(nil),
 		(*Answer_Timer)(nil),
 		(*Answer_Counted)(nil),
+		(*Answer_Holder)(nil),
+		(*Answer_Authority)(nil),
+		(*Answer_JoinToken)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[33].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[43].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
@@ -3375,6 +4335,9 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*SnapshotRecord_Timer)(nil),
 		(*SnapshotRecord_Inbox)(nil),
 		(*SnapshotRecord_InboxEntry)(nil),
+		(*SnapshotRecord_Holder)(nil),
+		(*SnapshotRecord_Authority)(nil),
+		(*SnapshotRecord_JoinToken)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3382,7 +4345,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
