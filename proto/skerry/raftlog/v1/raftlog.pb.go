@@ -40,6 +40,9 @@ type Command struct {
 	//	*Command_RevokeToken
 	//	*Command_AssignWorkspace
 	//	*Command_UpdateHeads
+	//	*Command_PutMember
+	//	*Command_RemoveMember
+	//	*Command_RaiseVersion
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -159,6 +162,33 @@ func (x *Command) GetUpdateHeads() *UpdateHeads {
 	return nil
 }
 
+func (x *Command) GetPutMember() *PutMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_PutMember); ok {
+			return x.PutMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveMember() *RemoveMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RemoveMember); ok {
+			return x.RemoveMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRaiseVersion() *RaiseVersion {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RaiseVersion); ok {
+			return x.RaiseVersion
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -191,6 +221,18 @@ type Command_UpdateHeads struct {
 	UpdateHeads *UpdateHeads `protobuf:"bytes,9,opt,name=update_heads,json=updateHeads,proto3,oneof"`
 }
 
+type Command_PutMember struct {
+	PutMember *PutMember `protobuf:"bytes,10,opt,name=put_member,json=putMember,proto3,oneof"`
+}
+
+type Command_RemoveMember struct {
+	RemoveMember *RemoveMember `protobuf:"bytes,11,opt,name=remove_member,json=removeMember,proto3,oneof"`
+}
+
+type Command_RaiseVersion struct {
+	RaiseVersion *RaiseVersion `protobuf:"bytes,12,opt,name=raise_version,json=raiseVersion,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Op() {}
 
 func (*Command_RegisterRunner) isCommand_Op() {}
@@ -205,6 +247,256 @@ func (*Command_AssignWorkspace) isCommand_Op() {}
 
 func (*Command_UpdateHeads) isCommand_Op() {}
 
+func (*Command_PutMember) isCommand_Op() {}
+
+func (*Command_RemoveMember) isCommand_Op() {}
+
+func (*Command_RaiseVersion) isCommand_Op() {}
+
+// PutMember stores what a coordinator announced of itself.
+type PutMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        *Member                `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutMember) Reset() {
+	*x = PutMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutMember) ProtoMessage() {}
+
+func (x *PutMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutMember.ProtoReflect.Descriptor instead.
+func (*PutMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PutMember) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+// RemoveMember keeps the record, marked as removed, so that a removed
+// coordinator that comes back learns of it.
+type RemoveMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMember) Reset() {
+	*x = RemoveMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMember) ProtoMessage() {}
+
+func (x *RemoveMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMember.ProtoReflect.Descriptor instead.
+func (*RemoveMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RemoveMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// RaiseVersion lets commands up to a version into the log; it never lowers it.
+type RaiseVersion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RaiseVersion) Reset() {
+	*x = RaiseVersion{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RaiseVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RaiseVersion) ProtoMessage() {}
+
+func (x *RaiseVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RaiseVersion.ProtoReflect.Descriptor instead.
+func (*RaiseVersion) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RaiseVersion) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+// Member is one coordinator of the cluster.
+type Member struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Also its id in the Raft configuration.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// host:port of Raft.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// https://host:port of the API as the other coordinators reach it.
+	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// Version of the program.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// The highest command version that the program can apply.
+	CommandVersion uint32 `protobuf:"varint,5,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
+	// Made with its data directory: a coordinator that joins anew has another.
+	Incarnation string                 `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Changed     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changed,proto3" json:"changed,omitempty"`
+	// When it was removed from the cluster.
+	Removed       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Member) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *Member) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Member) GetCommandVersion() uint32 {
+	if x != nil {
+		return x.CommandVersion
+	}
+	return 0
+}
+
+func (x *Member) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Member) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *Member) GetRemoved() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
 type InitCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -214,7 +506,7 @@ type InitCluster struct {
 
 func (x *InitCluster) Reset() {
 	*x = InitCluster{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -226,7 +518,7 @@ func (x *InitCluster) String() string {
 func (*InitCluster) ProtoMessage() {}
 
 func (x *InitCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -239,7 +531,7 @@ func (x *InitCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitCluster.ProtoReflect.Descriptor instead.
 func (*InitCluster) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{1}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InitCluster) GetClusterId() string {
@@ -262,7 +554,7 @@ type RegisterRunner struct {
 
 func (x *RegisterRunner) Reset() {
 	*x = RegisterRunner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +566,7 @@ func (x *RegisterRunner) String() string {
 func (*RegisterRunner) ProtoMessage() {}
 
 func (x *RegisterRunner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +579,7 @@ func (x *RegisterRunner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRunner.ProtoReflect.Descriptor instead.
 func (*RegisterRunner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{2}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterRunner) GetName() string {
@@ -336,7 +628,7 @@ type SetRunnerState struct {
 
 func (x *SetRunnerState) Reset() {
 	*x = SetRunnerState{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -348,7 +640,7 @@ func (x *SetRunnerState) String() string {
 func (*SetRunnerState) ProtoMessage() {}
 
 func (x *SetRunnerState) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -361,7 +653,7 @@ func (x *SetRunnerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRunnerState.ProtoReflect.Descriptor instead.
 func (*SetRunnerState) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{3}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetRunnerState) GetName() string {
@@ -387,7 +679,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -399,7 +691,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -412,7 +704,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{4}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateToken) GetToken() *Token {
@@ -431,7 +723,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +735,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +748,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{5}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RevokeToken) GetId() string {
@@ -478,7 +770,7 @@ type AssignWorkspace struct {
 
 func (x *AssignWorkspace) Reset() {
 	*x = AssignWorkspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +782,7 @@ func (x *AssignWorkspace) String() string {
 func (*AssignWorkspace) ProtoMessage() {}
 
 func (x *AssignWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +795,7 @@ func (x *AssignWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignWorkspace.ProtoReflect.Descriptor instead.
 func (*AssignWorkspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{6}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AssignWorkspace) GetId() string {
@@ -537,7 +829,7 @@ type UpdateHeads struct {
 
 func (x *UpdateHeads) Reset() {
 	*x = UpdateHeads{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +841,7 @@ func (x *UpdateHeads) String() string {
 func (*UpdateHeads) ProtoMessage() {}
 
 func (x *UpdateHeads) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +854,7 @@ func (x *UpdateHeads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateHeads.ProtoReflect.Descriptor instead.
 func (*UpdateHeads) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{7}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UpdateHeads) GetRunner() string {
@@ -595,7 +887,7 @@ type Head struct {
 
 func (x *Head) Reset() {
 	*x = Head{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +899,7 @@ func (x *Head) String() string {
 func (*Head) ProtoMessage() {}
 
 func (x *Head) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +912,7 @@ func (x *Head) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Head.ProtoReflect.Descriptor instead.
 func (*Head) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{8}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Head) GetWorkspaceId() string {
@@ -695,7 +987,7 @@ type Runner struct {
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +999,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +1012,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Runner) GetName() string {
@@ -792,7 +1084,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +1096,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +1109,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Agent) GetName() string {
@@ -868,7 +1160,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1172,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1185,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Token) GetId() string {
@@ -980,7 +1272,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1284,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1297,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Workspace) GetId() string {
@@ -1063,7 +1355,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1075,7 +1367,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1088,7 +1380,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Applied) GetId() string {
@@ -1130,6 +1422,7 @@ type Answer struct {
 	//	*Answer_Workspace
 	//	*Answer_Cluster
 	//	*Answer_Heads
+	//	*Answer_Member
 	Result        isAnswer_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1137,7 +1430,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +1442,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +1455,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -1226,6 +1519,15 @@ func (x *Answer) GetHeads() *HeadsUpdated {
 	return nil
 }
 
+func (x *Answer) GetMember() *Member {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Member); ok {
+			return x.Member
+		}
+	}
+	return nil
+}
+
 type isAnswer_Result interface {
 	isAnswer_Result()
 }
@@ -1255,6 +1557,10 @@ type Answer_Heads struct {
 	Heads *HeadsUpdated `protobuf:"bytes,6,opt,name=heads,proto3,oneof"`
 }
 
+type Answer_Member struct {
+	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
+}
+
 func (*Answer_Failure) isAnswer_Result() {}
 
 func (*Answer_Runner) isAnswer_Result() {}
@@ -1266,6 +1572,8 @@ func (*Answer_Workspace) isAnswer_Result() {}
 func (*Answer_Cluster) isAnswer_Result() {}
 
 func (*Answer_Heads) isAnswer_Result() {}
+
+func (*Answer_Member) isAnswer_Result() {}
 
 // Failure is a refusal that every node decides alike.
 type Failure struct {
@@ -1280,7 +1588,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1600,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1613,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Failure) GetReason() string {
@@ -1340,7 +1648,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1660,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1673,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -1393,6 +1701,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Token
 	//	*SnapshotRecord_Workspace
 	//	*SnapshotRecord_Applied
+	//	*SnapshotRecord_Member
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1400,7 +1709,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1721,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1734,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -1489,6 +1798,15 @@ func (x *SnapshotRecord) GetApplied() *Applied {
 	return nil
 }
 
+func (x *SnapshotRecord) GetMember() *Member {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Member); ok {
+			return x.Member
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -1517,6 +1835,10 @@ type SnapshotRecord_Applied struct {
 	Applied *Applied `protobuf:"bytes,6,opt,name=applied,proto3,oneof"`
 }
 
+type SnapshotRecord_Member struct {
+	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Header) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Runner) isSnapshotRecord_Record() {}
@@ -1529,18 +1851,22 @@ func (*SnapshotRecord_Workspace) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Applied) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Member) isSnapshotRecord_Record() {}
+
 type SnapshotHeader struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterId        string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NextRunnerNumber uint32                 `protobuf:"varint,3,opt,name=next_runner_number,json=nextRunnerNumber,proto3" json:"next_runner_number,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The highest version of commands that all voters can apply; 0 means 1.
+	CommandVersion uint32 `protobuf:"varint,10,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1878,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1891,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -1589,11 +1915,18 @@ func (x *SnapshotHeader) GetNextRunnerNumber() uint32 {
 	return 0
 }
 
+func (x *SnapshotHeader) GetCommandVersion() uint32 {
+	if x != nil {
+		return x.CommandVersion
+	}
+	return 0
+}
+
 var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd1\x04\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x06\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -1603,8 +1936,28 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\fcreate_token\x18\x06 \x01(\v2\x1e.skerry.raftlog.v1.CreateTokenH\x00R\vcreateToken\x12C\n" +
 	"\frevoke_token\x18\a \x01(\v2\x1e.skerry.raftlog.v1.RevokeTokenH\x00R\vrevokeToken\x12O\n" +
 	"\x10assign_workspace\x18\b \x01(\v2\".skerry.raftlog.v1.AssignWorkspaceH\x00R\x0fassignWorkspace\x12C\n" +
-	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeadsB\x04\n" +
-	"\x02op\",\n" +
+	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeads\x12=\n" +
+	"\n" +
+	"put_member\x18\n" +
+	" \x01(\v2\x1c.skerry.raftlog.v1.PutMemberH\x00R\tputMember\x12F\n" +
+	"\rremove_member\x18\v \x01(\v2\x1f.skerry.raftlog.v1.RemoveMemberH\x00R\fremoveMember\x12F\n" +
+	"\rraise_version\x18\f \x01(\v2\x1f.skerry.raftlog.v1.RaiseVersionH\x00R\fraiseVersionB\x04\n" +
+	"\x02op\">\n" +
+	"\tPutMember\x121\n" +
+	"\x06member\x18\x01 \x01(\v2\x19.skerry.raftlog.v1.MemberR\x06member\"\"\n" +
+	"\fRemoveMember\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"(\n" +
+	"\fRaiseVersion\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\"\xa3\x02\n" +
+	"\x06Member\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
+	"\bendpoint\x18\x03 \x01(\tR\bendpoint\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12'\n" +
+	"\x0fcommand_version\x18\x05 \x01(\rR\x0ecommandVersion\x12 \n" +
+	"\vincarnation\x18\x06 \x01(\tR\vincarnation\x124\n" +
+	"\achanged\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x124\n" +
+	"\aremoved\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aremoved\",\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\"\xea\x01\n" +
@@ -1680,14 +2033,16 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xe7\x02\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\x9c\x03\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05token\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x04 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x12=\n" +
 	"\acluster\x18\x05 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\acluster\x127\n" +
-	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05headsB\b\n" +
+	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x123\n" +
+	"\x06member\x18\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06memberB\b\n" +
 	"\x06result\"Q\n" +
 	"\aFailure\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
@@ -1695,20 +2050,24 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\xe6\x02\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\x9b\x03\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05agent\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
 	"\x05token\x18\x04 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x05 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x126\n" +
-	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aappliedB\b\n" +
-	"\x06record\"w\n" +
+	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x123\n" +
+	"\x06member\x18\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06memberB\b\n" +
+	"\x06record\"\xa0\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12,\n" +
-	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumberB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
+	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumber\x12'\n" +
+	"\x0fcommand_version\x18\n" +
+	" \x01(\rR\x0ecommandVersionB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
 
 var (
 	file_skerry_raftlog_v1_raftlog_proto_rawDescOnce sync.Once
@@ -1722,69 +2081,81 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
-	(*InitCluster)(nil),           // 1: skerry.raftlog.v1.InitCluster
-	(*RegisterRunner)(nil),        // 2: skerry.raftlog.v1.RegisterRunner
-	(*SetRunnerState)(nil),        // 3: skerry.raftlog.v1.SetRunnerState
-	(*CreateToken)(nil),           // 4: skerry.raftlog.v1.CreateToken
-	(*RevokeToken)(nil),           // 5: skerry.raftlog.v1.RevokeToken
-	(*AssignWorkspace)(nil),       // 6: skerry.raftlog.v1.AssignWorkspace
-	(*UpdateHeads)(nil),           // 7: skerry.raftlog.v1.UpdateHeads
-	(*Head)(nil),                  // 8: skerry.raftlog.v1.Head
-	(*Runner)(nil),                // 9: skerry.raftlog.v1.Runner
-	(*Agent)(nil),                 // 10: skerry.raftlog.v1.Agent
-	(*Token)(nil),                 // 11: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 12: skerry.raftlog.v1.Workspace
-	(*Applied)(nil),               // 13: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 14: skerry.raftlog.v1.Answer
-	(*Failure)(nil),               // 15: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 16: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 17: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 18: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 19: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 20: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*PutMember)(nil),             // 1: skerry.raftlog.v1.PutMember
+	(*RemoveMember)(nil),          // 2: skerry.raftlog.v1.RemoveMember
+	(*RaiseVersion)(nil),          // 3: skerry.raftlog.v1.RaiseVersion
+	(*Member)(nil),                // 4: skerry.raftlog.v1.Member
+	(*InitCluster)(nil),           // 5: skerry.raftlog.v1.InitCluster
+	(*RegisterRunner)(nil),        // 6: skerry.raftlog.v1.RegisterRunner
+	(*SetRunnerState)(nil),        // 7: skerry.raftlog.v1.SetRunnerState
+	(*CreateToken)(nil),           // 8: skerry.raftlog.v1.CreateToken
+	(*RevokeToken)(nil),           // 9: skerry.raftlog.v1.RevokeToken
+	(*AssignWorkspace)(nil),       // 10: skerry.raftlog.v1.AssignWorkspace
+	(*UpdateHeads)(nil),           // 11: skerry.raftlog.v1.UpdateHeads
+	(*Head)(nil),                  // 12: skerry.raftlog.v1.Head
+	(*Runner)(nil),                // 13: skerry.raftlog.v1.Runner
+	(*Agent)(nil),                 // 14: skerry.raftlog.v1.Agent
+	(*Token)(nil),                 // 15: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 16: skerry.raftlog.v1.Workspace
+	(*Applied)(nil),               // 17: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 18: skerry.raftlog.v1.Answer
+	(*Failure)(nil),               // 19: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 20: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 21: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 22: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 23: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 24: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	21, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
-	1,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
-	2,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
-	3,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
-	4,  // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
-	5,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
-	6,  // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
-	7,  // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
-	19, // 8: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	11, // 9: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	8,  // 10: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	20, // 11: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	21, // 12: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	21, // 13: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	21, // 14: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	21, // 15: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	21, // 16: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	8,  // 17: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	21, // 18: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	21, // 19: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	15, // 20: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	9,  // 21: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	11, // 22: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	12, // 23: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	18, // 24: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	16, // 25: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	18, // 26: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	9,  // 27: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	10, // 28: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	11, // 29: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	12, // 30: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	13, // 31: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	25, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	5,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
+	6,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
+	7,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
+	8,  // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
+	9,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
+	10, // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
+	11, // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
+	1,  // 8: skerry.raftlog.v1.Command.put_member:type_name -> skerry.raftlog.v1.PutMember
+	2,  // 9: skerry.raftlog.v1.Command.remove_member:type_name -> skerry.raftlog.v1.RemoveMember
+	3,  // 10: skerry.raftlog.v1.Command.raise_version:type_name -> skerry.raftlog.v1.RaiseVersion
+	4,  // 11: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
+	25, // 12: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
+	25, // 13: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
+	23, // 14: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	15, // 15: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	12, // 16: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	24, // 17: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	25, // 18: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	25, // 19: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	25, // 20: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	25, // 21: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	25, // 22: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	12, // 23: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	25, // 24: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	25, // 25: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	19, // 26: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	13, // 27: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	15, // 28: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	16, // 29: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	22, // 30: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	20, // 31: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	4,  // 32: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
+	22, // 33: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	13, // 34: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	14, // 35: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	15, // 36: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	16, // 37: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	17, // 38: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	4,  // 39: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
+	40, // [40:40] is the sub-list for method output_type
+	40, // [40:40] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -1800,22 +2171,27 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_RevokeToken)(nil),
 		(*Command_AssignWorkspace)(nil),
 		(*Command_UpdateHeads)(nil),
+		(*Command_PutMember)(nil),
+		(*Command_RemoveMember)(nil),
+		(*Command_RaiseVersion)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[14].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[18].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
 		(*Answer_Workspace)(nil),
 		(*Answer_Cluster)(nil),
 		(*Answer_Heads)(nil),
+		(*Answer_Member)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[17].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[21].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
 		(*SnapshotRecord_Token)(nil),
 		(*SnapshotRecord_Workspace)(nil),
 		(*SnapshotRecord_Applied)(nil),
+		(*SnapshotRecord_Member)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1823,7 +2199,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
