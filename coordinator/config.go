@@ -19,6 +19,8 @@ const DefaultConfigPath = "/etc/skerry/coordinator.yaml"
 
 // Config of one coordinator. DefaultConfig gives the values to start from.
 type Config struct {
+	// Name of this coordinator among those of its cluster.
+	Name string `yaml:"name"`
 	// DataDir holds the Raft log, snapshots and, after the first start, admin.token.
 	DataDir string `yaml:"data_dir"`
 	// Listen is host:port of the API and of runners' links. Without TLS only a
@@ -73,6 +75,7 @@ type Limits struct {
 // DefaultConfig is a single coordinator on loopback.
 func DefaultConfig() Config {
 	return Config{
+		Name:          string(serverID),
 		DataDir:       "/var/lib/skerry/coordinator",
 		Listen:        "127.0.0.1:7420",
 		MetricsListen: "127.0.0.1:7421",
@@ -108,6 +111,9 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validateAddresses() error {
+	if !namePattern.MatchString(c.Name) {
+		return bad("name", "is no valid name", nameRemedy)
+	}
 	if c.DataDir == "" {
 		return bad("data_dir", "is empty", "name a directory on a local disk")
 	}

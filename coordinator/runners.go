@@ -48,7 +48,11 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 		defer cancel()
 		client, err := link.NewClientConn(ctx, conn)
 		if err == nil {
-			err = c.runLink(ctx, newRunnerLink(id.subject, number, id.tokenID, client))
+			l := newRunnerLink(id.subject, number, id.tokenID, client)
+			if id.certificate {
+				l.peer, _ = peerOf(r)
+			}
+			err = c.runLink(ctx, l)
 		}
 		c.logger.InfoContext(r.Context(), "link ended", "runner", id.subject, "reason", err)
 	})

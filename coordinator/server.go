@@ -44,10 +44,11 @@ func (c *Coordinator) routes() http.Handler {
 	calls.Handle(rpc.NewWorkspaceServiceHandler(workspaceService{c}, opts...))
 	calls.Handle(rpc.NewRunnerServiceHandler(runnerService{c}, opts...))
 	calls.Handle(rpc.NewTokenServiceHandler(tokenService{c}, opts...))
+	calls.Handle(rpc.NewJoinServiceHandler(joinService{c}, opts...))
 	calls.Handle(link.Path, c.serveLink(c.refuser()))
 
 	mux := http.NewServeMux()
-	mux.Handle("/", c.authorize(c.bound(calls, maxRequest)))
+	mux.Handle("/", withRequest(c.authorize(c.bound(calls, maxRequest))))
 	mux.HandleFunc("/healthz", c.serveHealth)
 	mux.HandleFunc("/readyz", c.serveReady)
 	return mux

@@ -72,6 +72,18 @@ func (p processor) dispatch(cmd *raftlogv1.Command) *raftlogv1.Answer {
 		return p.removeMember(cmd, op.RemoveMember)
 	case *raftlogv1.Command_RaiseVersion:
 		return p.raiseVersion(op.RaiseVersion)
+	case *raftlogv1.Command_InitAuthority:
+		return p.initAuthority(cmd, op.InitAuthority)
+	case *raftlogv1.Command_AdvanceAuthority:
+		return p.advanceAuthority(cmd, op.AdvanceAuthority)
+	case *raftlogv1.Command_CreateJoinToken:
+		return p.createJoinToken(cmd, op.CreateJoinToken.GetToken())
+	case *raftlogv1.Command_RevokeJoinToken:
+		return p.revokeJoinToken(cmd, op.RevokeJoinToken)
+	case *raftlogv1.Command_IssueCertificate:
+		return p.issueCertificate(cmd, op.IssueCertificate)
+	case *raftlogv1.Command_DenyMember:
+		return p.denyMember(cmd, op.DenyMember)
 	default:
 		panic(fmt.Sprintf("state: command %s has an operation that this version does not know; install a newer one", cmd.GetId()))
 	}

@@ -58,6 +58,9 @@ func newDB() *memdb.MemDB {
 		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner),
 		tableMembers:    memberTable(),
 	}}
+	for _, t := range authoritySchema() {
+		schema.Tables[t.Name] = t
+	}
 	db, err := memdb.NewMemDB(schema)
 	if err != nil {
 		// Only a mistake in the lines above can do this.

@@ -55,6 +55,7 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Workspace{Workspace: v}})
 	})
 	writeMembers(s.txn, out)
+	s.writeAuthority(out)
 	for _, v := range s.applied {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Applied{Applied: v}})
 	}
@@ -143,6 +144,12 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 		return insertNew(txn, tableWorkspaces, v.Workspace, v.Workspace.GetId())
 	case *raftlogv1.SnapshotRecord_Member:
 		return loadMember(txn, v.Member)
+	case *raftlogv1.SnapshotRecord_Authority:
+		return insertNew(txn, tableAuthority, v.Authority, metaKey)
+	case *raftlogv1.SnapshotRecord_Holder:
+		return insertNew(txn, tableHolders, v.Holder, v.Holder.GetRole(), v.Holder.GetName())
+	case *raftlogv1.SnapshotRecord_JoinToken:
+		return insertNew(txn, tableJoinTokens, v.JoinToken, v.JoinToken.GetId())
 	case *raftlogv1.SnapshotRecord_Applied:
 		return remembered.load(v.Applied)
 	default:
@@ -173,8 +180,12 @@ func loadRunner(txn *memdb.Txn, runner *raftlogv1.Runner) error {
 }
 
 // insertNew refuses a second record with the same id.
-func insertNew(txn *memdb.Txn, table string, record any, id string) error {
-	old, err := txn.First(table, indexID, id)
+func insertNew(txn *memdb.Txn, table string, record any, id ...string) error {
+	args := make([]any, len(id))
+	for i, part := range id {
+		args[i] = part
+	}
+	old, err := txn.First(table, indexID, args...)
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,7 @@ const (
 	Token     Kind = "tk"
 	Cluster   Kind = "cl"
 	Command   Kind = "cm"
+	JoinToken Kind = "jt"
 )
 
 // MaxRunner is the largest runner number that an id can carry (24 bits).

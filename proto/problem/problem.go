@@ -34,6 +34,7 @@ const (
 	RunnerUnreachable    = "RUNNER_UNREACHABLE"
 	OutcomeUnknown       = "OUTCOME_UNKNOWN"
 	NotLeader            = "NOT_LEADER"
+	AuthorityChanged     = "AUTHORITY_CHANGED"
 	TierUnavailable      = "TIER_UNAVAILABLE"
 	Unsupported          = "UNSUPPORTED"
 	ShuttingDown         = "SHUTTING_DOWN"

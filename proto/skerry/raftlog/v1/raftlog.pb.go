@@ -43,6 +43,12 @@ type Command struct {
 	//	*Command_PutMember
 	//	*Command_RemoveMember
 	//	*Command_RaiseVersion
+	//	*Command_DenyMember
+	//	*Command_InitAuthority
+	//	*Command_AdvanceAuthority
+	//	*Command_CreateJoinToken
+	//	*Command_RevokeJoinToken
+	//	*Command_IssueCertificate
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -189,6 +195,60 @@ func (x *Command) GetRaiseVersion() *RaiseVersion {
 	return nil
 }
 
+func (x *Command) GetDenyMember() *DenyMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_DenyMember); ok {
+			return x.DenyMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetInitAuthority() *InitAuthority {
+	if x != nil {
+		if x, ok := x.Op.(*Command_InitAuthority); ok {
+			return x.InitAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdvanceAuthority() *AdvanceAuthority {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AdvanceAuthority); ok {
+			return x.AdvanceAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCreateJoinToken() *CreateJoinToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreateJoinToken); ok {
+			return x.CreateJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRevokeJoinToken() *RevokeJoinToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RevokeJoinToken); ok {
+			return x.RevokeJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetIssueCertificate() *IssueCertificate {
+	if x != nil {
+		if x, ok := x.Op.(*Command_IssueCertificate); ok {
+			return x.IssueCertificate
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -233,6 +293,30 @@ type Command_RaiseVersion struct {
 	RaiseVersion *RaiseVersion `protobuf:"bytes,12,opt,name=raise_version,json=raiseVersion,proto3,oneof"`
 }
 
+type Command_DenyMember struct {
+	DenyMember *DenyMember `protobuf:"bytes,14,opt,name=deny_member,json=denyMember,proto3,oneof"`
+}
+
+type Command_InitAuthority struct {
+	InitAuthority *InitAuthority `protobuf:"bytes,15,opt,name=init_authority,json=initAuthority,proto3,oneof"`
+}
+
+type Command_AdvanceAuthority struct {
+	AdvanceAuthority *AdvanceAuthority `protobuf:"bytes,16,opt,name=advance_authority,json=advanceAuthority,proto3,oneof"`
+}
+
+type Command_CreateJoinToken struct {
+	CreateJoinToken *CreateJoinToken `protobuf:"bytes,17,opt,name=create_join_token,json=createJoinToken,proto3,oneof"`
+}
+
+type Command_RevokeJoinToken struct {
+	RevokeJoinToken *RevokeJoinToken `protobuf:"bytes,18,opt,name=revoke_join_token,json=revokeJoinToken,proto3,oneof"`
+}
+
+type Command_IssueCertificate struct {
+	IssueCertificate *IssueCertificate `protobuf:"bytes,19,opt,name=issue_certificate,json=issueCertificate,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Op() {}
 
 func (*Command_RegisterRunner) isCommand_Op() {}
@@ -252,6 +336,18 @@ func (*Command_PutMember) isCommand_Op() {}
 func (*Command_RemoveMember) isCommand_Op() {}
 
 func (*Command_RaiseVersion) isCommand_Op() {}
+
+func (*Command_DenyMember) isCommand_Op() {}
+
+func (*Command_InitAuthority) isCommand_Op() {}
+
+func (*Command_AdvanceAuthority) isCommand_Op() {}
+
+func (*Command_CreateJoinToken) isCommand_Op() {}
+
+func (*Command_RevokeJoinToken) isCommand_Op() {}
+
+func (*Command_IssueCertificate) isCommand_Op() {}
 
 // PutMember stores what a coordinator announced of itself.
 type PutMember struct {
@@ -971,6 +1067,663 @@ func (x *Head) GetDetail() string {
 	return ""
 }
 
+// InitAuthority gives the cluster its authority, once.
+type InitAuthority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *AuthorityKey          `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The cluster's id, which its first certificates have.
+	ClusterId     string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InitAuthority) Reset() {
+	*x = InitAuthority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InitAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InitAuthority) ProtoMessage() {}
+
+func (x *InitAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InitAuthority.ProtoReflect.Descriptor instead.
+func (*InitAuthority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *InitAuthority) GetKey() *AuthorityKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *InitAuthority) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+// AdvanceAuthority takes the next step of a rotation: from the generation that
+// its sender saw, so that a step is taken once.
+type AdvanceAuthority struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	FromGeneration uint64                 `protobuf:"varint,1,opt,name=from_generation,json=fromGeneration,proto3" json:"from_generation,omitempty"`
+	// Of the first step: the new authority.
+	Key           *AuthorityKey `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdvanceAuthority) Reset() {
+	*x = AdvanceAuthority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdvanceAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdvanceAuthority) ProtoMessage() {}
+
+func (x *AdvanceAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdvanceAuthority.ProtoReflect.Descriptor instead.
+func (*AdvanceAuthority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AdvanceAuthority) GetFromGeneration() uint64 {
+	if x != nil {
+		return x.FromGeneration
+	}
+	return 0
+}
+
+func (x *AdvanceAuthority) GetKey() *AuthorityKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type CreateJoinToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *JoinToken             `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateJoinToken) Reset() {
+	*x = CreateJoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateJoinToken) ProtoMessage() {}
+
+func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateJoinToken.ProtoReflect.Descriptor instead.
+func (*CreateJoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CreateJoinToken) GetToken() *JoinToken {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+type RevokeJoinToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeJoinToken) Reset() {
+	*x = RevokeJoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeJoinToken) ProtoMessage() {}
+
+func (x *RevokeJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeJoinToken.ProtoReflect.Descriptor instead.
+func (*RevokeJoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RevokeJoinToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// IssueCertificate records a certificate that the leader signed, and uses up the
+// join token that it was signed for.
+type IssueCertificate struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Holder *CertificateHolder     `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	// Empty: a renewal.
+	JoinTokenId string `protobuf:"bytes,2,opt,name=join_token_id,json=joinTokenId,proto3" json:"join_token_id,omitempty"`
+	// It is the signing leader's own, which needs no token.
+	Own           bool `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IssueCertificate) Reset() {
+	*x = IssueCertificate{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IssueCertificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IssueCertificate) ProtoMessage() {}
+
+func (x *IssueCertificate) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IssueCertificate.ProtoReflect.Descriptor instead.
+func (*IssueCertificate) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *IssueCertificate) GetHolder() *CertificateHolder {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *IssueCertificate) GetJoinTokenId() string {
+	if x != nil {
+		return x.JoinTokenId
+	}
+	return ""
+}
+
+func (x *IssueCertificate) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
+type DenyMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DenyMember) Reset() {
+	*x = DenyMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DenyMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DenyMember) ProtoMessage() {}
+
+func (x *DenyMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DenyMember.ProtoReflect.Descriptor instead.
+func (*DenyMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DenyMember) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *DenyMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type AuthorityKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In DER.
+	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// PKCS #8, in DER.
+	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorityKey) Reset() {
+	*x = AuthorityKey{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorityKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorityKey) ProtoMessage() {}
+
+func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorityKey.ProtoReflect.Descriptor instead.
+func (*AuthorityKey) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *AuthorityKey) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *AuthorityKey) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type Authority struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	// "steady", "trusting" or "moving".
+	Phase string `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Trusted ones; the first signs.
+	Keys          []*AuthorityKey        `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Authority) Reset() {
+	*x = Authority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Authority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Authority) ProtoMessage() {}
+
+func (x *Authority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Authority.ProtoReflect.Descriptor instead.
+func (*Authority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Authority) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Authority) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Authority) GetKeys() []*AuthorityKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *Authority) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+type JoinToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// SHA-256 of the secret.
+	Hash    []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	Role    string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Name    string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
+	Expires *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
+	Revoked *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Used    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=used,proto3" json:"used,omitempty"`
+	UsedBy  string                 `protobuf:"bytes,9,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	// SHA-256 of the public key that used it.
+	UsedKey       []byte `protobuf:"bytes,10,opt,name=used_key,json=usedKey,proto3" json:"used_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JoinToken) Reset() {
+	*x = JoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JoinToken) ProtoMessage() {}
+
+func (x *JoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
+func (*JoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *JoinToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *JoinToken) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *JoinToken) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *JoinToken) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *JoinToken) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *JoinToken) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *JoinToken) GetRevoked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Revoked
+	}
+	return nil
+}
+
+func (x *JoinToken) GetUsed() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+func (x *JoinToken) GetUsedBy() string {
+	if x != nil {
+		return x.UsedBy
+	}
+	return ""
+}
+
+func (x *JoinToken) GetUsedKey() []byte {
+	if x != nil {
+		return x.UsedKey
+	}
+	return nil
+}
+
+type CertificateHolder struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Role       string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name       string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Serial     string                 `protobuf:"bytes,3,opt,name=serial,proto3" json:"serial,omitempty"`
+	Issued     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=issued,proto3" json:"issued,omitempty"`
+	Expires    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expires,proto3" json:"expires,omitempty"`
+	Generation uint64                 `protobuf:"varint,6,opt,name=generation,proto3" json:"generation,omitempty"`
+	// SHA-256 of the public key.
+	Key []byte `protobuf:"bytes,7,opt,name=key,proto3" json:"key,omitempty"`
+	// Certificates issued up to then are worthless.
+	Denied        *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=denied,proto3" json:"denied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertificateHolder) Reset() {
+	*x = CertificateHolder{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertificateHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertificateHolder) ProtoMessage() {}
+
+func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertificateHolder.ProtoReflect.Descriptor instead.
+func (*CertificateHolder) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CertificateHolder) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetIssued() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Issued
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *CertificateHolder) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetDenied() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
+}
+
 type Runner struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -987,7 +1740,7 @@ type Runner struct {
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1752,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1765,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Runner) GetName() string {
@@ -1084,7 +1837,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1849,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1862,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Agent) GetName() string {
@@ -1160,7 +1913,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1925,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1938,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Token) GetId() string {
@@ -1272,7 +2025,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1284,7 +2037,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1297,7 +2050,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Workspace) GetId() string {
@@ -1355,7 +2108,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1367,7 +2120,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +2133,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Applied) GetId() string {
@@ -1423,6 +2176,9 @@ type Answer struct {
 	//	*Answer_Cluster
 	//	*Answer_Heads
 	//	*Answer_Member
+	//	*Answer_Holder
+	//	*Answer_Authority
+	//	*Answer_JoinToken
 	Result        isAnswer_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1430,7 +2186,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +2198,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +2211,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -1528,6 +2284,33 @@ func (x *Answer) GetMember() *Member {
 	return nil
 }
 
+func (x *Answer) GetHolder() *CertificateHolder {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Holder); ok {
+			return x.Holder
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetAuthority() *Authority {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Authority); ok {
+			return x.Authority
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetJoinToken() *JoinToken {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_JoinToken); ok {
+			return x.JoinToken
+		}
+	}
+	return nil
+}
+
 type isAnswer_Result interface {
 	isAnswer_Result()
 }
@@ -1561,6 +2344,18 @@ type Answer_Member struct {
 	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
 }
 
+type Answer_Holder struct {
+	Holder *CertificateHolder `protobuf:"bytes,15,opt,name=holder,proto3,oneof"`
+}
+
+type Answer_Authority struct {
+	Authority *Authority `protobuf:"bytes,16,opt,name=authority,proto3,oneof"`
+}
+
+type Answer_JoinToken struct {
+	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
+}
+
 func (*Answer_Failure) isAnswer_Result() {}
 
 func (*Answer_Runner) isAnswer_Result() {}
@@ -1575,6 +2370,12 @@ func (*Answer_Heads) isAnswer_Result() {}
 
 func (*Answer_Member) isAnswer_Result() {}
 
+func (*Answer_Holder) isAnswer_Result() {}
+
+func (*Answer_Authority) isAnswer_Result() {}
+
+func (*Answer_JoinToken) isAnswer_Result() {}
+
 // Failure is a refusal that every node decides alike.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1588,7 +2389,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +2401,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +2414,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Failure) GetReason() string {
@@ -1648,7 +2449,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +2461,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +2474,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -1702,6 +2503,9 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Workspace
 	//	*SnapshotRecord_Applied
 	//	*SnapshotRecord_Member
+	//	*SnapshotRecord_Holder
+	//	*SnapshotRecord_Authority
+	//	*SnapshotRecord_JoinToken
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1709,7 +2513,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +2525,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +2538,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -1807,6 +2611,33 @@ func (x *SnapshotRecord) GetMember() *Member {
 	return nil
 }
 
+func (x *SnapshotRecord) GetHolder() *CertificateHolder {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Holder); ok {
+			return x.Holder
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetAuthority() *Authority {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Authority); ok {
+			return x.Authority
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetJoinToken() *JoinToken {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_JoinToken); ok {
+			return x.JoinToken
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -1839,6 +2670,18 @@ type SnapshotRecord_Member struct {
 	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
 }
 
+type SnapshotRecord_Holder struct {
+	Holder *CertificateHolder `protobuf:"bytes,15,opt,name=holder,proto3,oneof"`
+}
+
+type SnapshotRecord_Authority struct {
+	Authority *Authority `protobuf:"bytes,16,opt,name=authority,proto3,oneof"`
+}
+
+type SnapshotRecord_JoinToken struct {
+	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Header) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Runner) isSnapshotRecord_Record() {}
@@ -1853,6 +2696,12 @@ func (*SnapshotRecord_Applied) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Member) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Holder) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Authority) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_JoinToken) isSnapshotRecord_Record() {}
+
 type SnapshotHeader struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -1866,7 +2715,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2727,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2740,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -1926,7 +2775,7 @@ var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x06\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf9\t\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -1941,7 +2790,14 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"put_member\x18\n" +
 	" \x01(\v2\x1c.skerry.raftlog.v1.PutMemberH\x00R\tputMember\x12F\n" +
 	"\rremove_member\x18\v \x01(\v2\x1f.skerry.raftlog.v1.RemoveMemberH\x00R\fremoveMember\x12F\n" +
-	"\rraise_version\x18\f \x01(\v2\x1f.skerry.raftlog.v1.RaiseVersionH\x00R\fraiseVersionB\x04\n" +
+	"\rraise_version\x18\f \x01(\v2\x1f.skerry.raftlog.v1.RaiseVersionH\x00R\fraiseVersion\x12@\n" +
+	"\vdeny_member\x18\x0e \x01(\v2\x1d.skerry.raftlog.v1.DenyMemberH\x00R\n" +
+	"denyMember\x12I\n" +
+	"\x0einit_authority\x18\x0f \x01(\v2 .skerry.raftlog.v1.InitAuthorityH\x00R\rinitAuthority\x12R\n" +
+	"\x11advance_authority\x18\x10 \x01(\v2#.skerry.raftlog.v1.AdvanceAuthorityH\x00R\x10advanceAuthority\x12P\n" +
+	"\x11create_join_token\x18\x11 \x01(\v2\".skerry.raftlog.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12P\n" +
+	"\x11revoke_join_token\x18\x12 \x01(\v2\".skerry.raftlog.v1.RevokeJoinTokenH\x00R\x0frevokeJoinToken\x12R\n" +
+	"\x11issue_certificate\x18\x13 \x01(\v2#.skerry.raftlog.v1.IssueCertificateH\x00R\x10issueCertificateB\x04\n" +
 	"\x02op\">\n" +
 	"\tPutMember\x121\n" +
 	"\x06member\x18\x01 \x01(\v2\x19.skerry.raftlog.v1.MemberR\x06member\"\"\n" +
@@ -1992,7 +2848,59 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x06parent\x18\x05 \x01(\tR\x06parent\x12\x16\n" +
 	"\x06commit\x18\x06 \x01(\tR\x06commit\x12\x14\n" +
 	"\x05state\x18\a \x01(\tR\x05state\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\"\xbe\x02\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"a\n" +
+	"\rInitAuthority\x121\n" +
+	"\x03key\x18\x01 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\"n\n" +
+	"\x10AdvanceAuthority\x12'\n" +
+	"\x0ffrom_generation\x18\x01 \x01(\x04R\x0efromGeneration\x121\n" +
+	"\x03key\x18\x02 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\"E\n" +
+	"\x0fCreateJoinToken\x122\n" +
+	"\x05token\x18\x01 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenR\x05token\"!\n" +
+	"\x0fRevokeJoinToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x86\x01\n" +
+	"\x10IssueCertificate\x12<\n" +
+	"\x06holder\x18\x01 \x01(\v2$.skerry.raftlog.v1.CertificateHolderR\x06holder\x12\"\n" +
+	"\rjoin_token_id\x18\x02 \x01(\tR\vjoinTokenId\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\bR\x03own\"4\n" +
+	"\n" +
+	"DenyMember\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"B\n" +
+	"\fAuthorityKey\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"\xac\x01\n" +
+	"\tAuthority\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05phase\x18\x02 \x01(\tR\x05phase\x123\n" +
+	"\x04keys\x18\x03 \x03(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x04keys\x124\n" +
+	"\achanged\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\achanged\"\xdd\x02\n" +
+	"\tJoinToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x124\n" +
+	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
+	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
+	"\arevoked\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12.\n" +
+	"\x04used\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x04used\x12\x17\n" +
+	"\aused_by\x18\t \x01(\tR\x06usedBy\x12\x19\n" +
+	"\bused_key\x18\n" +
+	" \x01(\fR\ausedKey\"\xa3\x02\n" +
+	"\x11CertificateHolder\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06serial\x18\x03 \x01(\tR\x06serial\x122\n" +
+	"\x06issued\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x06issued\x124\n" +
+	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x06 \x01(\x04R\n" +
+	"generation\x12\x10\n" +
+	"\x03key\x18\a \x01(\fR\x03key\x122\n" +
+	"\x06denied\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x06denied\"\xbe\x02\n" +
 	"\x06Runner\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -2033,7 +2941,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\x9c\x03\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xd9\x04\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -2042,7 +2950,11 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\acluster\x18\x05 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\acluster\x127\n" +
 	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x123\n" +
 	"\x06member\x18\n" +
-	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06memberB\b\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06member\x12>\n" +
+	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
+	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
+	"\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
 	"\x06result\"Q\n" +
 	"\aFailure\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
@@ -2050,7 +2962,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\x9b\x03\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xd8\x04\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -2059,7 +2971,11 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\tworkspace\x18\x05 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x126\n" +
 	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x123\n" +
 	"\x06member\x18\n" +
-	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06memberB\b\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06member\x12>\n" +
+	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
+	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
+	"\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
 	"\x06record\"\xa0\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
@@ -2081,7 +2997,7 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
 	(*PutMember)(nil),             // 1: skerry.raftlog.v1.PutMember
@@ -2096,22 +3012,32 @@ var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*AssignWorkspace)(nil),       // 10: skerry.raftlog.v1.AssignWorkspace
 	(*UpdateHeads)(nil),           // 11: skerry.raftlog.v1.UpdateHeads
 	(*Head)(nil),                  // 12: skerry.raftlog.v1.Head
-	(*Runner)(nil),                // 13: skerry.raftlog.v1.Runner
-	(*Agent)(nil),                 // 14: skerry.raftlog.v1.Agent
-	(*Token)(nil),                 // 15: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 16: skerry.raftlog.v1.Workspace
-	(*Applied)(nil),               // 17: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 18: skerry.raftlog.v1.Answer
-	(*Failure)(nil),               // 19: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 20: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 21: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 22: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 23: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 24: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
+	(*InitAuthority)(nil),         // 13: skerry.raftlog.v1.InitAuthority
+	(*AdvanceAuthority)(nil),      // 14: skerry.raftlog.v1.AdvanceAuthority
+	(*CreateJoinToken)(nil),       // 15: skerry.raftlog.v1.CreateJoinToken
+	(*RevokeJoinToken)(nil),       // 16: skerry.raftlog.v1.RevokeJoinToken
+	(*IssueCertificate)(nil),      // 17: skerry.raftlog.v1.IssueCertificate
+	(*DenyMember)(nil),            // 18: skerry.raftlog.v1.DenyMember
+	(*AuthorityKey)(nil),          // 19: skerry.raftlog.v1.AuthorityKey
+	(*Authority)(nil),             // 20: skerry.raftlog.v1.Authority
+	(*JoinToken)(nil),             // 21: skerry.raftlog.v1.JoinToken
+	(*CertificateHolder)(nil),     // 22: skerry.raftlog.v1.CertificateHolder
+	(*Runner)(nil),                // 23: skerry.raftlog.v1.Runner
+	(*Agent)(nil),                 // 24: skerry.raftlog.v1.Agent
+	(*Token)(nil),                 // 25: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 26: skerry.raftlog.v1.Workspace
+	(*Applied)(nil),               // 27: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 28: skerry.raftlog.v1.Answer
+	(*Failure)(nil),               // 29: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 30: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 31: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 32: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 33: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 34: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	25, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	35, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
 	5,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
 	6,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
 	7,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
@@ -2122,40 +3048,65 @@ var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
 	1,  // 8: skerry.raftlog.v1.Command.put_member:type_name -> skerry.raftlog.v1.PutMember
 	2,  // 9: skerry.raftlog.v1.Command.remove_member:type_name -> skerry.raftlog.v1.RemoveMember
 	3,  // 10: skerry.raftlog.v1.Command.raise_version:type_name -> skerry.raftlog.v1.RaiseVersion
-	4,  // 11: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
-	25, // 12: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
-	25, // 13: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
-	23, // 14: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	15, // 15: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	12, // 16: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	24, // 17: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	25, // 18: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	25, // 19: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	25, // 20: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	25, // 21: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	25, // 22: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	12, // 23: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	25, // 24: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	25, // 25: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	19, // 26: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	13, // 27: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	15, // 28: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	16, // 29: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	22, // 30: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	20, // 31: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	4,  // 32: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
-	22, // 33: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	13, // 34: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	14, // 35: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	15, // 36: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	16, // 37: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	17, // 38: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	4,  // 39: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
-	40, // [40:40] is the sub-list for method output_type
-	40, // [40:40] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	18, // 11: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
+	13, // 12: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
+	14, // 13: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
+	15, // 14: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
+	16, // 15: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
+	17, // 16: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
+	4,  // 17: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
+	35, // 18: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
+	35, // 19: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
+	33, // 20: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	25, // 21: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	12, // 22: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	19, // 23: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	19, // 24: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	21, // 25: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
+	22, // 26: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	19, // 27: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
+	35, // 28: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
+	35, // 29: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
+	35, // 30: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
+	35, // 31: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
+	35, // 32: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
+	35, // 33: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
+	35, // 34: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
+	35, // 35: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
+	34, // 36: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	35, // 37: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	35, // 38: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	35, // 39: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	35, // 40: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	35, // 41: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	12, // 42: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	35, // 43: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	35, // 44: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	29, // 45: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	23, // 46: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	25, // 47: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	26, // 48: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	32, // 49: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	30, // 50: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	4,  // 51: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
+	22, // 52: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	20, // 53: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
+	21, // 54: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	32, // 55: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	23, // 56: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	24, // 57: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	25, // 58: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	26, // 59: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	27, // 60: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	4,  // 61: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
+	22, // 62: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	20, // 63: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
+	21, // 64: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	65, // [65:65] is the sub-list for method output_type
+	65, // [65:65] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -2174,8 +3125,14 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_PutMember)(nil),
 		(*Command_RemoveMember)(nil),
 		(*Command_RaiseVersion)(nil),
+		(*Command_DenyMember)(nil),
+		(*Command_InitAuthority)(nil),
+		(*Command_AdvanceAuthority)(nil),
+		(*Command_CreateJoinToken)(nil),
+		(*Command_RevokeJoinToken)(nil),
+		(*Command_IssueCertificate)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[18].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[28].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
@@ -2183,8 +3140,11 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Answer_Cluster)(nil),
 		(*Answer_Heads)(nil),
 		(*Answer_Member)(nil),
+		(*Answer_Holder)(nil),
+		(*Answer_Authority)(nil),
+		(*Answer_JoinToken)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[21].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[31].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
@@ -2192,6 +3152,9 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*SnapshotRecord_Workspace)(nil),
 		(*SnapshotRecord_Applied)(nil),
 		(*SnapshotRecord_Member)(nil),
+		(*SnapshotRecord_Holder)(nil),
+		(*SnapshotRecord_Authority)(nil),
+		(*SnapshotRecord_JoinToken)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2199,7 +3162,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
