@@ -66,6 +66,12 @@ func (p processor) dispatch(cmd *raftlogv1.Command) *raftlogv1.Answer {
 		return p.assignWorkspace(cmd, op.AssignWorkspace)
 	case *raftlogv1.Command_UpdateHeads:
 		return p.updateHeads(op.UpdateHeads)
+	case *raftlogv1.Command_PutMember:
+		return p.putMember(cmd, op.PutMember.GetMember())
+	case *raftlogv1.Command_RemoveMember:
+		return p.removeMember(cmd, op.RemoveMember)
+	case *raftlogv1.Command_RaiseVersion:
+		return p.raiseVersion(op.RaiseVersion)
 	case *raftlogv1.Command_InitAuthority:
 		return p.initAuthority(cmd, op.InitAuthority)
 	case *raftlogv1.Command_AdvanceAuthority:

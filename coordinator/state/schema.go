@@ -56,6 +56,7 @@ func newDB() *memdb.MemDB {
 		tableAgents:     table(tableAgents, byID((*raftlogv1.Agent).GetName)),
 		tableTokens:     table(tableTokens, byID((*raftlogv1.Token).GetId)),
 		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner),
+		tableMembers:    memberTable(),
 	}}
 	for _, t := range authoritySchema() {
 		schema.Tables[t.Name] = t

@@ -43,6 +43,10 @@ const (
 	InputConflict        = "INPUT_CONFLICT"
 	NotRunning           = "EXECUTION_NOT_RUNNING"
 	PortClosed           = "PORT_CLOSED"
+	UpgradePending       = "UPGRADE_PENDING"
+	MemberRemoved        = "MEMBER_REMOVED"
+	QuorumAtRisk         = "QUORUM_AT_RISK"
+	SnapshotDamaged      = "SNAPSHOT_DAMAGED"
 	Internal             = "INTERNAL"
 )
 

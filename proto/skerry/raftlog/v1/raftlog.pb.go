@@ -40,6 +40,9 @@ type Command struct {
 	//	*Command_RevokeToken
 	//	*Command_AssignWorkspace
 	//	*Command_UpdateHeads
+	//	*Command_PutMember
+	//	*Command_RemoveMember
+	//	*Command_RaiseVersion
 	//	*Command_DenyMember
 	//	*Command_InitAuthority
 	//	*Command_AdvanceAuthority
@@ -165,6 +168,33 @@ func (x *Command) GetUpdateHeads() *UpdateHeads {
 	return nil
 }
 
+func (x *Command) GetPutMember() *PutMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_PutMember); ok {
+			return x.PutMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveMember() *RemoveMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RemoveMember); ok {
+			return x.RemoveMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRaiseVersion() *RaiseVersion {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RaiseVersion); ok {
+			return x.RaiseVersion
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetDenyMember() *DenyMember {
 	if x != nil {
 		if x, ok := x.Op.(*Command_DenyMember); ok {
@@ -251,6 +281,18 @@ type Command_UpdateHeads struct {
 	UpdateHeads *UpdateHeads `protobuf:"bytes,9,opt,name=update_heads,json=updateHeads,proto3,oneof"`
 }
 
+type Command_PutMember struct {
+	PutMember *PutMember `protobuf:"bytes,10,opt,name=put_member,json=putMember,proto3,oneof"`
+}
+
+type Command_RemoveMember struct {
+	RemoveMember *RemoveMember `protobuf:"bytes,11,opt,name=remove_member,json=removeMember,proto3,oneof"`
+}
+
+type Command_RaiseVersion struct {
+	RaiseVersion *RaiseVersion `protobuf:"bytes,12,opt,name=raise_version,json=raiseVersion,proto3,oneof"`
+}
+
 type Command_DenyMember struct {
 	DenyMember *DenyMember `protobuf:"bytes,14,opt,name=deny_member,json=denyMember,proto3,oneof"`
 }
@@ -289,6 +331,12 @@ func (*Command_AssignWorkspace) isCommand_Op() {}
 
 func (*Command_UpdateHeads) isCommand_Op() {}
 
+func (*Command_PutMember) isCommand_Op() {}
+
+func (*Command_RemoveMember) isCommand_Op() {}
+
+func (*Command_RaiseVersion) isCommand_Op() {}
+
 func (*Command_DenyMember) isCommand_Op() {}
 
 func (*Command_InitAuthority) isCommand_Op() {}
@@ -301,6 +349,250 @@ func (*Command_RevokeJoinToken) isCommand_Op() {}
 
 func (*Command_IssueCertificate) isCommand_Op() {}
 
+// PutMember stores what a coordinator announced of itself.
+type PutMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        *Member                `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutMember) Reset() {
+	*x = PutMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutMember) ProtoMessage() {}
+
+func (x *PutMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutMember.ProtoReflect.Descriptor instead.
+func (*PutMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PutMember) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+// RemoveMember keeps the record, marked as removed, so that a removed
+// coordinator that comes back learns of it.
+type RemoveMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMember) Reset() {
+	*x = RemoveMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMember) ProtoMessage() {}
+
+func (x *RemoveMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMember.ProtoReflect.Descriptor instead.
+func (*RemoveMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RemoveMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// RaiseVersion lets commands up to a version into the log; it never lowers it.
+type RaiseVersion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RaiseVersion) Reset() {
+	*x = RaiseVersion{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RaiseVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RaiseVersion) ProtoMessage() {}
+
+func (x *RaiseVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RaiseVersion.ProtoReflect.Descriptor instead.
+func (*RaiseVersion) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RaiseVersion) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+// Member is one coordinator of the cluster.
+type Member struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Also its id in the Raft configuration.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// host:port of Raft.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// https://host:port of the API as the other coordinators reach it.
+	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// Version of the program.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// The highest command version that the program can apply.
+	CommandVersion uint32 `protobuf:"varint,5,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
+	// Made with its data directory: a coordinator that joins anew has another.
+	Incarnation string                 `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Changed     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changed,proto3" json:"changed,omitempty"`
+	// When it was removed from the cluster.
+	Removed       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Member) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *Member) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Member) GetCommandVersion() uint32 {
+	if x != nil {
+		return x.CommandVersion
+	}
+	return 0
+}
+
+func (x *Member) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Member) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *Member) GetRemoved() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
 type InitCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -310,7 +602,7 @@ type InitCluster struct {
 
 func (x *InitCluster) Reset() {
 	*x = InitCluster{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -322,7 +614,7 @@ func (x *InitCluster) String() string {
 func (*InitCluster) ProtoMessage() {}
 
 func (x *InitCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -335,7 +627,7 @@ func (x *InitCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitCluster.ProtoReflect.Descriptor instead.
 func (*InitCluster) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{1}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InitCluster) GetClusterId() string {
@@ -358,7 +650,7 @@ type RegisterRunner struct {
 
 func (x *RegisterRunner) Reset() {
 	*x = RegisterRunner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -370,7 +662,7 @@ func (x *RegisterRunner) String() string {
 func (*RegisterRunner) ProtoMessage() {}
 
 func (x *RegisterRunner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -383,7 +675,7 @@ func (x *RegisterRunner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRunner.ProtoReflect.Descriptor instead.
 func (*RegisterRunner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{2}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterRunner) GetName() string {
@@ -432,7 +724,7 @@ type SetRunnerState struct {
 
 func (x *SetRunnerState) Reset() {
 	*x = SetRunnerState{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -444,7 +736,7 @@ func (x *SetRunnerState) String() string {
 func (*SetRunnerState) ProtoMessage() {}
 
 func (x *SetRunnerState) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -457,7 +749,7 @@ func (x *SetRunnerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRunnerState.ProtoReflect.Descriptor instead.
 func (*SetRunnerState) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{3}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetRunnerState) GetName() string {
@@ -483,7 +775,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -495,7 +787,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -508,7 +800,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{4}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateToken) GetToken() *Token {
@@ -527,7 +819,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -539,7 +831,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -552,7 +844,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{5}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RevokeToken) GetId() string {
@@ -574,7 +866,7 @@ type AssignWorkspace struct {
 
 func (x *AssignWorkspace) Reset() {
 	*x = AssignWorkspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +878,7 @@ func (x *AssignWorkspace) String() string {
 func (*AssignWorkspace) ProtoMessage() {}
 
 func (x *AssignWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +891,7 @@ func (x *AssignWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignWorkspace.ProtoReflect.Descriptor instead.
 func (*AssignWorkspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{6}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AssignWorkspace) GetId() string {
@@ -633,7 +925,7 @@ type UpdateHeads struct {
 
 func (x *UpdateHeads) Reset() {
 	*x = UpdateHeads{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -645,7 +937,7 @@ func (x *UpdateHeads) String() string {
 func (*UpdateHeads) ProtoMessage() {}
 
 func (x *UpdateHeads) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -658,7 +950,7 @@ func (x *UpdateHeads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateHeads.ProtoReflect.Descriptor instead.
 func (*UpdateHeads) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{7}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UpdateHeads) GetRunner() string {
@@ -691,7 +983,7 @@ type Head struct {
 
 func (x *Head) Reset() {
 	*x = Head{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +995,7 @@ func (x *Head) String() string {
 func (*Head) ProtoMessage() {}
 
 func (x *Head) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +1008,7 @@ func (x *Head) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Head.ProtoReflect.Descriptor instead.
 func (*Head) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{8}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Head) GetWorkspaceId() string {
@@ -787,7 +1079,7 @@ type InitAuthority struct {
 
 func (x *InitAuthority) Reset() {
 	*x = InitAuthority{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +1091,7 @@ func (x *InitAuthority) String() string {
 func (*InitAuthority) ProtoMessage() {}
 
 func (x *InitAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +1104,7 @@ func (x *InitAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitAuthority.ProtoReflect.Descriptor instead.
 func (*InitAuthority) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *InitAuthority) GetKey() *AuthorityKey {
@@ -842,7 +1134,7 @@ type AdvanceAuthority struct {
 
 func (x *AdvanceAuthority) Reset() {
 	*x = AdvanceAuthority{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +1146,7 @@ func (x *AdvanceAuthority) String() string {
 func (*AdvanceAuthority) ProtoMessage() {}
 
 func (x *AdvanceAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +1159,7 @@ func (x *AdvanceAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceAuthority.ProtoReflect.Descriptor instead.
 func (*AdvanceAuthority) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AdvanceAuthority) GetFromGeneration() uint64 {
@@ -893,7 +1185,7 @@ type CreateJoinToken struct {
 
 func (x *CreateJoinToken) Reset() {
 	*x = CreateJoinToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +1197,7 @@ func (x *CreateJoinToken) String() string {
 func (*CreateJoinToken) ProtoMessage() {}
 
 func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +1210,7 @@ func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateJoinToken.ProtoReflect.Descriptor instead.
 func (*CreateJoinToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateJoinToken) GetToken() *JoinToken {
@@ -937,7 +1229,7 @@ type RevokeJoinToken struct {
 
 func (x *RevokeJoinToken) Reset() {
 	*x = RevokeJoinToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1241,7 @@ func (x *RevokeJoinToken) String() string {
 func (*RevokeJoinToken) ProtoMessage() {}
 
 func (x *RevokeJoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1254,7 @@ func (x *RevokeJoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeJoinToken.ProtoReflect.Descriptor instead.
 func (*RevokeJoinToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RevokeJoinToken) GetId() string {
@@ -987,7 +1279,7 @@ type IssueCertificate struct {
 
 func (x *IssueCertificate) Reset() {
 	*x = IssueCertificate{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1291,7 @@ func (x *IssueCertificate) String() string {
 func (*IssueCertificate) ProtoMessage() {}
 
 func (x *IssueCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1304,7 @@ func (x *IssueCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueCertificate.ProtoReflect.Descriptor instead.
 func (*IssueCertificate) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *IssueCertificate) GetHolder() *CertificateHolder {
@@ -1046,7 +1338,7 @@ type DenyMember struct {
 
 func (x *DenyMember) Reset() {
 	*x = DenyMember{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1350,7 @@ func (x *DenyMember) String() string {
 func (*DenyMember) ProtoMessage() {}
 
 func (x *DenyMember) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1363,7 @@ func (x *DenyMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DenyMember.ProtoReflect.Descriptor instead.
 func (*DenyMember) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DenyMember) GetRole() string {
@@ -1100,7 +1392,7 @@ type AuthorityKey struct {
 
 func (x *AuthorityKey) Reset() {
 	*x = AuthorityKey{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1404,7 @@ func (x *AuthorityKey) String() string {
 func (*AuthorityKey) ProtoMessage() {}
 
 func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1417,7 @@ func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityKey.ProtoReflect.Descriptor instead.
 func (*AuthorityKey) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AuthorityKey) GetCertificate() []byte {
@@ -1156,7 +1448,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1460,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1473,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Authority) GetGeneration() uint64 {
@@ -1232,7 +1524,7 @@ type JoinToken struct {
 
 func (x *JoinToken) Reset() {
 	*x = JoinToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1536,7 @@ func (x *JoinToken) String() string {
 func (*JoinToken) ProtoMessage() {}
 
 func (x *JoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1549,7 @@ func (x *JoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
 func (*JoinToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *JoinToken) GetId() string {
@@ -1348,7 +1640,7 @@ type CertificateHolder struct {
 
 func (x *CertificateHolder) Reset() {
 	*x = CertificateHolder{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1652,7 @@ func (x *CertificateHolder) String() string {
 func (*CertificateHolder) ProtoMessage() {}
 
 func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1665,7 @@ func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateHolder.ProtoReflect.Descriptor instead.
 func (*CertificateHolder) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CertificateHolder) GetRole() string {
@@ -1448,7 +1740,7 @@ type Runner struct {
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1752,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1765,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Runner) GetName() string {
@@ -1545,7 +1837,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1849,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1862,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Agent) GetName() string {
@@ -1621,7 +1913,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1925,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1938,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Token) GetId() string {
@@ -1733,7 +2025,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +2037,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +2050,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Workspace) GetId() string {
@@ -1816,7 +2108,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2120,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +2133,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Applied) GetId() string {
@@ -1883,6 +2175,7 @@ type Answer struct {
 	//	*Answer_Workspace
 	//	*Answer_Cluster
 	//	*Answer_Heads
+	//	*Answer_Member
 	//	*Answer_Holder
 	//	*Answer_Authority
 	//	*Answer_JoinToken
@@ -1893,7 +2186,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +2198,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +2211,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -1982,6 +2275,15 @@ func (x *Answer) GetHeads() *HeadsUpdated {
 	return nil
 }
 
+func (x *Answer) GetMember() *Member {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Member); ok {
+			return x.Member
+		}
+	}
+	return nil
+}
+
 func (x *Answer) GetHolder() *CertificateHolder {
 	if x != nil {
 		if x, ok := x.Result.(*Answer_Holder); ok {
@@ -2038,6 +2340,10 @@ type Answer_Heads struct {
 	Heads *HeadsUpdated `protobuf:"bytes,6,opt,name=heads,proto3,oneof"`
 }
 
+type Answer_Member struct {
+	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
+}
+
 type Answer_Holder struct {
 	Holder *CertificateHolder `protobuf:"bytes,15,opt,name=holder,proto3,oneof"`
 }
@@ -2062,6 +2368,8 @@ func (*Answer_Cluster) isAnswer_Result() {}
 
 func (*Answer_Heads) isAnswer_Result() {}
 
+func (*Answer_Member) isAnswer_Result() {}
+
 func (*Answer_Holder) isAnswer_Result() {}
 
 func (*Answer_Authority) isAnswer_Result() {}
@@ -2081,7 +2389,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2401,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,7 +2414,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Failure) GetReason() string {
@@ -2141,7 +2449,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2153,7 +2461,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2166,7 +2474,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -2194,6 +2502,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Token
 	//	*SnapshotRecord_Workspace
 	//	*SnapshotRecord_Applied
+	//	*SnapshotRecord_Member
 	//	*SnapshotRecord_Holder
 	//	*SnapshotRecord_Authority
 	//	*SnapshotRecord_JoinToken
@@ -2204,7 +2513,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2525,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2538,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -2293,6 +2602,15 @@ func (x *SnapshotRecord) GetApplied() *Applied {
 	return nil
 }
 
+func (x *SnapshotRecord) GetMember() *Member {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Member); ok {
+			return x.Member
+		}
+	}
+	return nil
+}
+
 func (x *SnapshotRecord) GetHolder() *CertificateHolder {
 	if x != nil {
 		if x, ok := x.Record.(*SnapshotRecord_Holder); ok {
@@ -2348,6 +2666,10 @@ type SnapshotRecord_Applied struct {
 	Applied *Applied `protobuf:"bytes,6,opt,name=applied,proto3,oneof"`
 }
 
+type SnapshotRecord_Member struct {
+	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
+}
+
 type SnapshotRecord_Holder struct {
 	Holder *CertificateHolder `protobuf:"bytes,15,opt,name=holder,proto3,oneof"`
 }
@@ -2372,6 +2694,8 @@ func (*SnapshotRecord_Workspace) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Applied) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Member) isSnapshotRecord_Record() {}
+
 func (*SnapshotRecord_Holder) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Authority) isSnapshotRecord_Record() {}
@@ -2383,13 +2707,15 @@ type SnapshotHeader struct {
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterId        string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NextRunnerNumber uint32                 `protobuf:"varint,3,opt,name=next_runner_number,json=nextRunnerNumber,proto3" json:"next_runner_number,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The highest version of commands that all voters can apply; 0 means 1.
+	CommandVersion uint32 `protobuf:"varint,10,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2727,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2740,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2438,11 +2764,18 @@ func (x *SnapshotHeader) GetNextRunnerNumber() uint32 {
 	return 0
 }
 
+func (x *SnapshotHeader) GetCommandVersion() uint32 {
+	if x != nil {
+		return x.CommandVersion
+	}
+	return 0
+}
+
 var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaa\b\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf9\t\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -2452,7 +2785,12 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\fcreate_token\x18\x06 \x01(\v2\x1e.skerry.raftlog.v1.CreateTokenH\x00R\vcreateToken\x12C\n" +
 	"\frevoke_token\x18\a \x01(\v2\x1e.skerry.raftlog.v1.RevokeTokenH\x00R\vrevokeToken\x12O\n" +
 	"\x10assign_workspace\x18\b \x01(\v2\".skerry.raftlog.v1.AssignWorkspaceH\x00R\x0fassignWorkspace\x12C\n" +
-	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeads\x12@\n" +
+	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeads\x12=\n" +
+	"\n" +
+	"put_member\x18\n" +
+	" \x01(\v2\x1c.skerry.raftlog.v1.PutMemberH\x00R\tputMember\x12F\n" +
+	"\rremove_member\x18\v \x01(\v2\x1f.skerry.raftlog.v1.RemoveMemberH\x00R\fremoveMember\x12F\n" +
+	"\rraise_version\x18\f \x01(\v2\x1f.skerry.raftlog.v1.RaiseVersionH\x00R\fraiseVersion\x12@\n" +
 	"\vdeny_member\x18\x0e \x01(\v2\x1d.skerry.raftlog.v1.DenyMemberH\x00R\n" +
 	"denyMember\x12I\n" +
 	"\x0einit_authority\x18\x0f \x01(\v2 .skerry.raftlog.v1.InitAuthorityH\x00R\rinitAuthority\x12R\n" +
@@ -2460,7 +2798,22 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x11create_join_token\x18\x11 \x01(\v2\".skerry.raftlog.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12P\n" +
 	"\x11revoke_join_token\x18\x12 \x01(\v2\".skerry.raftlog.v1.RevokeJoinTokenH\x00R\x0frevokeJoinToken\x12R\n" +
 	"\x11issue_certificate\x18\x13 \x01(\v2#.skerry.raftlog.v1.IssueCertificateH\x00R\x10issueCertificateB\x04\n" +
-	"\x02op\",\n" +
+	"\x02op\">\n" +
+	"\tPutMember\x121\n" +
+	"\x06member\x18\x01 \x01(\v2\x19.skerry.raftlog.v1.MemberR\x06member\"\"\n" +
+	"\fRemoveMember\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"(\n" +
+	"\fRaiseVersion\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\"\xa3\x02\n" +
+	"\x06Member\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
+	"\bendpoint\x18\x03 \x01(\tR\bendpoint\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12'\n" +
+	"\x0fcommand_version\x18\x05 \x01(\rR\x0ecommandVersion\x12 \n" +
+	"\vincarnation\x18\x06 \x01(\tR\vincarnation\x124\n" +
+	"\achanged\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x124\n" +
+	"\aremoved\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aremoved\",\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\"\xea\x01\n" +
@@ -2588,14 +2941,16 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xa4\x04\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xd9\x04\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05token\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x04 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x12=\n" +
 	"\acluster\x18\x05 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\acluster\x127\n" +
-	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x12>\n" +
+	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x123\n" +
+	"\x06member\x18\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06member\x12>\n" +
 	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
 	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
 	"\n" +
@@ -2607,24 +2962,28 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\xa3\x04\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xd8\x04\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05agent\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
 	"\x05token\x18\x04 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x05 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x126\n" +
-	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x12>\n" +
+	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x123\n" +
+	"\x06member\x18\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06member\x12>\n" +
 	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
 	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
 	"\n" +
 	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
-	"\x06record\"w\n" +
+	"\x06record\"\xa0\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12,\n" +
-	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumberB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
+	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumber\x12'\n" +
+	"\x0fcommand_version\x18\n" +
+	" \x01(\rR\x0ecommandVersionB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
 
 var (
 	file_skerry_raftlog_v1_raftlog_proto_rawDescOnce sync.Once
@@ -2638,104 +2997,116 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
-	(*InitCluster)(nil),           // 1: skerry.raftlog.v1.InitCluster
-	(*RegisterRunner)(nil),        // 2: skerry.raftlog.v1.RegisterRunner
-	(*SetRunnerState)(nil),        // 3: skerry.raftlog.v1.SetRunnerState
-	(*CreateToken)(nil),           // 4: skerry.raftlog.v1.CreateToken
-	(*RevokeToken)(nil),           // 5: skerry.raftlog.v1.RevokeToken
-	(*AssignWorkspace)(nil),       // 6: skerry.raftlog.v1.AssignWorkspace
-	(*UpdateHeads)(nil),           // 7: skerry.raftlog.v1.UpdateHeads
-	(*Head)(nil),                  // 8: skerry.raftlog.v1.Head
-	(*InitAuthority)(nil),         // 9: skerry.raftlog.v1.InitAuthority
-	(*AdvanceAuthority)(nil),      // 10: skerry.raftlog.v1.AdvanceAuthority
-	(*CreateJoinToken)(nil),       // 11: skerry.raftlog.v1.CreateJoinToken
-	(*RevokeJoinToken)(nil),       // 12: skerry.raftlog.v1.RevokeJoinToken
-	(*IssueCertificate)(nil),      // 13: skerry.raftlog.v1.IssueCertificate
-	(*DenyMember)(nil),            // 14: skerry.raftlog.v1.DenyMember
-	(*AuthorityKey)(nil),          // 15: skerry.raftlog.v1.AuthorityKey
-	(*Authority)(nil),             // 16: skerry.raftlog.v1.Authority
-	(*JoinToken)(nil),             // 17: skerry.raftlog.v1.JoinToken
-	(*CertificateHolder)(nil),     // 18: skerry.raftlog.v1.CertificateHolder
-	(*Runner)(nil),                // 19: skerry.raftlog.v1.Runner
-	(*Agent)(nil),                 // 20: skerry.raftlog.v1.Agent
-	(*Token)(nil),                 // 21: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 22: skerry.raftlog.v1.Workspace
-	(*Applied)(nil),               // 23: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 24: skerry.raftlog.v1.Answer
-	(*Failure)(nil),               // 25: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 26: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 27: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 28: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 29: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 30: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(*PutMember)(nil),             // 1: skerry.raftlog.v1.PutMember
+	(*RemoveMember)(nil),          // 2: skerry.raftlog.v1.RemoveMember
+	(*RaiseVersion)(nil),          // 3: skerry.raftlog.v1.RaiseVersion
+	(*Member)(nil),                // 4: skerry.raftlog.v1.Member
+	(*InitCluster)(nil),           // 5: skerry.raftlog.v1.InitCluster
+	(*RegisterRunner)(nil),        // 6: skerry.raftlog.v1.RegisterRunner
+	(*SetRunnerState)(nil),        // 7: skerry.raftlog.v1.SetRunnerState
+	(*CreateToken)(nil),           // 8: skerry.raftlog.v1.CreateToken
+	(*RevokeToken)(nil),           // 9: skerry.raftlog.v1.RevokeToken
+	(*AssignWorkspace)(nil),       // 10: skerry.raftlog.v1.AssignWorkspace
+	(*UpdateHeads)(nil),           // 11: skerry.raftlog.v1.UpdateHeads
+	(*Head)(nil),                  // 12: skerry.raftlog.v1.Head
+	(*InitAuthority)(nil),         // 13: skerry.raftlog.v1.InitAuthority
+	(*AdvanceAuthority)(nil),      // 14: skerry.raftlog.v1.AdvanceAuthority
+	(*CreateJoinToken)(nil),       // 15: skerry.raftlog.v1.CreateJoinToken
+	(*RevokeJoinToken)(nil),       // 16: skerry.raftlog.v1.RevokeJoinToken
+	(*IssueCertificate)(nil),      // 17: skerry.raftlog.v1.IssueCertificate
+	(*DenyMember)(nil),            // 18: skerry.raftlog.v1.DenyMember
+	(*AuthorityKey)(nil),          // 19: skerry.raftlog.v1.AuthorityKey
+	(*Authority)(nil),             // 20: skerry.raftlog.v1.Authority
+	(*JoinToken)(nil),             // 21: skerry.raftlog.v1.JoinToken
+	(*CertificateHolder)(nil),     // 22: skerry.raftlog.v1.CertificateHolder
+	(*Runner)(nil),                // 23: skerry.raftlog.v1.Runner
+	(*Agent)(nil),                 // 24: skerry.raftlog.v1.Agent
+	(*Token)(nil),                 // 25: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 26: skerry.raftlog.v1.Workspace
+	(*Applied)(nil),               // 27: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 28: skerry.raftlog.v1.Answer
+	(*Failure)(nil),               // 29: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 30: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 31: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 32: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 33: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 34: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	31, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
-	1,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
-	2,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
-	3,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
-	4,  // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
-	5,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
-	6,  // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
-	7,  // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
-	14, // 8: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
-	9,  // 9: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
-	10, // 10: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
-	11, // 11: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
-	12, // 12: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
-	13, // 13: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
-	29, // 14: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	21, // 15: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	8,  // 16: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	15, // 17: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
-	15, // 18: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
-	17, // 19: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
-	18, // 20: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	15, // 21: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
-	31, // 22: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
-	31, // 23: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
-	31, // 24: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
-	31, // 25: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
-	31, // 26: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
-	31, // 27: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
-	31, // 28: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
-	31, // 29: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
-	30, // 30: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	31, // 31: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	31, // 32: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	31, // 33: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	31, // 34: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	31, // 35: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	8,  // 36: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	31, // 37: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	31, // 38: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	25, // 39: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	19, // 40: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	21, // 41: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	22, // 42: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	28, // 43: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	26, // 44: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	18, // 45: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	16, // 46: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
-	17, // 47: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
-	28, // 48: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	19, // 49: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	20, // 50: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	21, // 51: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	22, // 52: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	23, // 53: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	18, // 54: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	16, // 55: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
-	17, // 56: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
-	57, // [57:57] is the sub-list for method output_type
-	57, // [57:57] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	35, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	5,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
+	6,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
+	7,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
+	8,  // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
+	9,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
+	10, // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
+	11, // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
+	1,  // 8: skerry.raftlog.v1.Command.put_member:type_name -> skerry.raftlog.v1.PutMember
+	2,  // 9: skerry.raftlog.v1.Command.remove_member:type_name -> skerry.raftlog.v1.RemoveMember
+	3,  // 10: skerry.raftlog.v1.Command.raise_version:type_name -> skerry.raftlog.v1.RaiseVersion
+	18, // 11: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
+	13, // 12: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
+	14, // 13: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
+	15, // 14: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
+	16, // 15: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
+	17, // 16: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
+	4,  // 17: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
+	35, // 18: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
+	35, // 19: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
+	33, // 20: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	25, // 21: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	12, // 22: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	19, // 23: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	19, // 24: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	21, // 25: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
+	22, // 26: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	19, // 27: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
+	35, // 28: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
+	35, // 29: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
+	35, // 30: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
+	35, // 31: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
+	35, // 32: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
+	35, // 33: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
+	35, // 34: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
+	35, // 35: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
+	34, // 36: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	35, // 37: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	35, // 38: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	35, // 39: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	35, // 40: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	35, // 41: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	12, // 42: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	35, // 43: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	35, // 44: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	29, // 45: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	23, // 46: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	25, // 47: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	26, // 48: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	32, // 49: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	30, // 50: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	4,  // 51: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
+	22, // 52: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	20, // 53: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
+	21, // 54: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	32, // 55: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	23, // 56: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	24, // 57: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	25, // 58: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	26, // 59: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	27, // 60: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	4,  // 61: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
+	22, // 62: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	20, // 63: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
+	21, // 64: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	65, // [65:65] is the sub-list for method output_type
+	65, // [65:65] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -2751,6 +3122,9 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_RevokeToken)(nil),
 		(*Command_AssignWorkspace)(nil),
 		(*Command_UpdateHeads)(nil),
+		(*Command_PutMember)(nil),
+		(*Command_RemoveMember)(nil),
+		(*Command_RaiseVersion)(nil),
 		(*Command_DenyMember)(nil),
 		(*Command_InitAuthority)(nil),
 		(*Command_AdvanceAuthority)(nil),
@@ -2758,24 +3132,26 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_RevokeJoinToken)(nil),
 		(*Command_IssueCertificate)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[24].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[28].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
 		(*Answer_Workspace)(nil),
 		(*Answer_Cluster)(nil),
 		(*Answer_Heads)(nil),
+		(*Answer_Member)(nil),
 		(*Answer_Holder)(nil),
 		(*Answer_Authority)(nil),
 		(*Answer_JoinToken)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[27].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[31].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
 		(*SnapshotRecord_Token)(nil),
 		(*SnapshotRecord_Workspace)(nil),
 		(*SnapshotRecord_Applied)(nil),
+		(*SnapshotRecord_Member)(nil),
 		(*SnapshotRecord_Holder)(nil),
 		(*SnapshotRecord_Authority)(nil),
 		(*SnapshotRecord_JoinToken)(nil),
@@ -2786,7 +3162,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
