@@ -101,6 +101,9 @@ func refusal(f *raftlogv1.Failure) *problem.Error {
 		problem.Unauthenticated:  connect.CodeUnauthenticated,
 		problem.PermissionDenied: connect.CodePermissionDenied,
 		problem.AuthorityChanged: connect.CodeAborted,
+		problem.AgentArchived:    connect.CodeFailedPrecondition,
+		problem.RunnerCordoned:   connect.CodeFailedPrecondition,
+		problem.RunnerInUse:      connect.CodeFailedPrecondition,
 	}
 	code, ok := codes[f.GetReason()]
 	if !ok {
