@@ -26,6 +26,8 @@ type Config struct {
 	// Endpoints of coordinators, all https, asked in turn.
 	Endpoints func() []string
 	Name      string
+	// Hosts are names and addresses by which agents reach a coordinator.
+	Hosts []string
 	// Proxy gives the HTTP proxy to reach a URL by; nil: none.
 	Proxy  func(*url.URL) (*url.URL, error)
 	Logger *slog.Logger
@@ -70,7 +72,7 @@ func Join(ctx context.Context, id *identity.Identity, token string, cfg Config) 
 	return cfg.until(ctx, "join", func(ctx context.Context, endpoint string) error {
 		client, done := cfg.client(endpoint, identity.PinnedTLS(pin))
 		defer done()
-		res, err := client.Join(ctx, connect.NewRequest(&skerryv1.JoinRequest{Token: token, Name: cfg.Name, Request: request}))
+		res, err := client.Join(ctx, connect.NewRequest(&skerryv1.JoinRequest{Token: token, Name: cfg.Name, Request: request, Hosts: cfg.Hosts}))
 		if err != nil {
 			return err
 		}
@@ -87,7 +89,7 @@ func Renew(ctx context.Context, id *identity.Identity, cfg Config) error {
 	return cfg.until(ctx, "renew certificate", func(ctx context.Context, endpoint string) error {
 		client, done := cfg.client(endpoint, id.ClientTLS(identity.RoleCoordinator))
 		defer done()
-		res, err := client.Renew(ctx, connect.NewRequest(&skerryv1.RenewRequest{Request: request}))
+		res, err := client.Renew(ctx, connect.NewRequest(&skerryv1.RenewRequest{Request: request, Hosts: cfg.Hosts}))
 		if err != nil {
 			return err
 		}
