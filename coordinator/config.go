@@ -27,6 +27,8 @@ type Config struct {
 	// Listen is host:port of the API and of runners' links. Without TLS only a
 	// loopback address is accepted.
 	Listen string `yaml:"listen"`
+	// Advertise is https://host:port of the API as the other coordinators reach it.
+	Advertise string `yaml:"advertise"`
 	// MetricsListen is host:port of /metrics, /healthz and /readyz; empty: none.
 	// It answers without a token.
 	MetricsListen string `yaml:"metrics_listen"`
@@ -47,10 +49,19 @@ type Placement struct {
 	Policy string `yaml:"policy"`
 }
 
-// TLS names the server's certificate; both empty: no TLS.
+// TLS says how the API is served.
 type TLS struct {
+	// CertFile and KeyFile are the certificate that agents see; both empty: the
+	// cluster's own, or no TLS.
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
+	// Cluster serves TLS with the certificate of the cluster's own authority, which
+	// runners that join insist on. A coordinator that is one of several does so
+	// always.
+	Cluster bool `yaml:"cluster"`
+	// Names are further names and addresses that the cluster's certificate is to be
+	// good for.
+	Names []string `yaml:"names"`
 }
 
 // Enabled reports whether the API is served with TLS.
@@ -102,6 +113,7 @@ func DefaultConfig() Config {
 			MaxInFlight:   8192,
 			ShutdownGrace: config.Duration(5 * time.Second),
 		},
+		TLS:         TLS{Names: []string{}},
 		RunnerGrace: config.Duration(2 * time.Second),
 		Placement:   Placement{Policy: placement.Spread},
 		Log:         config.DefaultLog(),
@@ -134,9 +146,9 @@ func (c *Config) validateAddresses() error {
 	if err != nil {
 		return bad("listen", "is no host:port", "write for example 127.0.0.1:7420")
 	}
-	if !c.TLS.Enabled() && !loopback(host) {
+	if !c.servesTLS() && !loopback(host) {
 		return bad("listen", "tokens would cross the network in clear text on "+c.Listen,
-			"set tls.cert_file and tls.key_file, or listen on 127.0.0.1")
+			"set tls.cluster, or tls.cert_file and tls.key_file, or listen on 127.0.0.1")
 	}
 	if c.MetricsListen == "" {
 		return nil

@@ -67,6 +67,24 @@ func (p processor) dispatch(cmd *raftlogv1.Command) *raftlogv1.Answer {
 		return p.assignWorkspace(cmd, op.AssignWorkspace)
 	case *raftlogv1.Command_UpdateHeads:
 		return p.updateHeads(op.UpdateHeads)
+	case *raftlogv1.Command_PutMember:
+		return p.putMember(cmd, op.PutMember.GetMember())
+	case *raftlogv1.Command_RemoveMember:
+		return p.removeMember(cmd, op.RemoveMember)
+	case *raftlogv1.Command_RaiseVersion:
+		return p.raiseVersion(op.RaiseVersion)
+	case *raftlogv1.Command_InitAuthority:
+		return p.initAuthority(cmd, op.InitAuthority)
+	case *raftlogv1.Command_AdvanceAuthority:
+		return p.advanceAuthority(cmd, op.AdvanceAuthority)
+	case *raftlogv1.Command_CreateJoinToken:
+		return p.createJoinToken(cmd, op.CreateJoinToken.GetToken())
+	case *raftlogv1.Command_RevokeJoinToken:
+		return p.revokeJoinToken(cmd, op.RevokeJoinToken)
+	case *raftlogv1.Command_IssueCertificate:
+		return p.issueCertificate(cmd, op.IssueCertificate)
+	case *raftlogv1.Command_DenyMember:
+		return p.denyMember(cmd, op.DenyMember)
 	case *raftlogv1.Command_MintToken:
 		return p.mintToken(cmd, op.MintToken)
 	case *raftlogv1.Command_PruneTokens:
@@ -87,18 +105,6 @@ func (p processor) dispatch(cmd *raftlogv1.Command) *raftlogv1.Answer {
 		return p.recordEnds(cmd, op.RecordEnds)
 	case *raftlogv1.Command_AckInbox:
 		return p.ackInbox(op.AckInbox)
-	case *raftlogv1.Command_InitAuthority:
-		return p.initAuthority(cmd, op.InitAuthority)
-	case *raftlogv1.Command_AdvanceAuthority:
-		return p.advanceAuthority(cmd, op.AdvanceAuthority)
-	case *raftlogv1.Command_CreateJoinToken:
-		return p.createJoinToken(cmd, op.CreateJoinToken.GetToken())
-	case *raftlogv1.Command_RevokeJoinToken:
-		return p.revokeJoinToken(cmd, op.RevokeJoinToken)
-	case *raftlogv1.Command_IssueCertificate:
-		return p.issueCertificate(cmd, op.IssueCertificate)
-	case *raftlogv1.Command_DenyMember:
-		return p.denyMember(cmd, op.DenyMember)
 	default:
 		panic(fmt.Sprintf("state: command %s has an operation that this version does not know; install a newer one", cmd.GetId()))
 	}

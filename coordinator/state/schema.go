@@ -56,6 +56,7 @@ func newDB() *memdb.MemDB {
 		tableAgents:     agentsTable(),
 		tableTokens:     tokensTable(),
 		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner),
+		tableMembers:    memberTable(),
 		tableTimers:     timersTable(),
 		tableInboxes:    table(tableInboxes, byID((*raftlogv1.Inbox).GetAgent)),
 		tableEntries:    entriesTable(),

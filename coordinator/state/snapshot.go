@@ -13,8 +13,9 @@ import (
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 )
 
-// Version of the snapshot form. A reader refuses a newer one.
-const Version = 1
+// Version of the snapshot form. A reader refuses a newer one, and reads older
+// ones. Version 2 has members and what else a cluster brought.
+const Version = 2
 
 // maxRecord bounds one record of a snapshot, in bytes.
 const maxRecord = 4 << 20
@@ -53,8 +54,9 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	each(s.txn, tableWorkspaces, indexID, func(v *raftlogv1.Workspace) {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Workspace{Workspace: v}})
 	})
-	s.writeInboxes(out)
+	writeMembers(s.txn, out)
 	s.writeAuthority(out)
+	s.writeInboxes(out)
 	for _, v := range s.applied {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Applied{Applied: v}})
 	}
@@ -155,18 +157,20 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 			return fmt.Errorf("two workspaces of agent %q on runner %q", v.Workspace.GetAgent(), v.Workspace.GetRunner())
 		}
 		return insertNew(txn, tableWorkspaces, v.Workspace, v.Workspace.GetId())
-	case *raftlogv1.SnapshotRecord_Timer:
-		return insertNew(txn, tableTimers, v.Timer, v.Timer.GetId())
-	case *raftlogv1.SnapshotRecord_Inbox:
-		return insertNew(txn, tableInboxes, v.Inbox, v.Inbox.GetAgent())
-	case *raftlogv1.SnapshotRecord_InboxEntry:
-		return loadEntry(txn, v.InboxEntry)
+	case *raftlogv1.SnapshotRecord_Member:
+		return loadMember(txn, v.Member)
 	case *raftlogv1.SnapshotRecord_Authority:
 		return insertNew(txn, tableAuthority, v.Authority, metaKey)
 	case *raftlogv1.SnapshotRecord_Holder:
 		return insertNew(txn, tableHolders, v.Holder, v.Holder.GetRole(), v.Holder.GetName())
 	case *raftlogv1.SnapshotRecord_JoinToken:
 		return insertNew(txn, tableJoinTokens, v.JoinToken, v.JoinToken.GetId())
+	case *raftlogv1.SnapshotRecord_Timer:
+		return insertNew(txn, tableTimers, v.Timer, v.Timer.GetId())
+	case *raftlogv1.SnapshotRecord_Inbox:
+		return insertNew(txn, tableInboxes, v.Inbox, v.Inbox.GetAgent())
+	case *raftlogv1.SnapshotRecord_InboxEntry:
+		return loadEntry(txn, v.InboxEntry)
 	case *raftlogv1.SnapshotRecord_Applied:
 		return remembered.load(v.Applied)
 	default:
@@ -177,6 +181,9 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 func loadHeader(txn *memdb.Txn, header *raftlogv1.SnapshotHeader) error {
 	if header.GetVersion() == 0 || header.GetVersion() > Version {
 		return fmt.Errorf("snapshot version %d, this program reads up to %d; install a newer one", header.GetVersion(), Version)
+	}
+	if header.GetCommandVersion() > HighestCommand {
+		return fmt.Errorf("the cluster takes commands of version %d, this program knows up to %d; install a newer one", header.GetCommandVersion(), HighestCommand)
 	}
 	if header.GetNextRunnerNumber() == 0 {
 		return errors.New("header has no next runner number")

@@ -23,9 +23,9 @@ const (
 	Token     Kind = "tk"
 	Cluster   Kind = "cl"
 	Command   Kind = "cm"
+	JoinToken Kind = "jt"
 	Timer     Kind = "tm"
 	Drain     Kind = "dr"
-	JoinToken Kind = "jt"
 )
 
 // MaxRunner is the largest runner number that an id can carry (24 bits).

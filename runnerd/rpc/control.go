@@ -60,3 +60,9 @@ func (s control) CountLive(_ context.Context, req *connect.Request[skerryv1.Coun
 	running, queued := s.engine.Load()
 	return connect.NewResponse(&skerryv1.CountLiveResponse{Live: uint32(running + queued)}), nil
 }
+
+// RefreshCertificate implements RunnerControlService.
+func (s control) RefreshCertificate(context.Context, *connect.Request[skerryv1.RefreshCertificateRequest]) (*connect.Response[skerryv1.RefreshCertificateResponse], error) {
+	s.cfg.Refresh()
+	return connect.NewResponse(&skerryv1.RefreshCertificateResponse{}), nil
+}

@@ -1525,6 +1525,78 @@ func (x *CountLiveResponse) GetLive() uint32 {
 	return 0
 }
 
+type RefreshCertificateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshCertificateRequest) Reset() {
+	*x = RefreshCertificateRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshCertificateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshCertificateRequest) ProtoMessage() {}
+
+func (x *RefreshCertificateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshCertificateRequest.ProtoReflect.Descriptor instead.
+func (*RefreshCertificateRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{24}
+}
+
+type RefreshCertificateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshCertificateResponse) Reset() {
+	*x = RefreshCertificateResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshCertificateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshCertificateResponse) ProtoMessage() {}
+
+func (x *RefreshCertificateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshCertificateResponse.ProtoReflect.Descriptor instead.
+func (*RefreshCertificateResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{25}
+}
+
 type AttachRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -1535,7 +1607,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[24]
+	mi := &file_skerry_v1_runner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1619,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[24]
+	mi := &file_skerry_v1_runner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1632,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{24}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttachRequest) GetClusterId() string {
@@ -1586,7 +1658,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[25]
+	mi := &file_skerry_v1_runner_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1670,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[25]
+	mi := &file_skerry_v1_runner_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1683,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{25}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AttachResponse) GetRunner() *Runner {
@@ -1629,7 +1701,7 @@ type WatchWorkspacesRequest struct {
 
 func (x *WatchWorkspacesRequest) Reset() {
 	*x = WatchWorkspacesRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[26]
+	mi := &file_skerry_v1_runner_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1713,7 @@ func (x *WatchWorkspacesRequest) String() string {
 func (*WatchWorkspacesRequest) ProtoMessage() {}
 
 func (x *WatchWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[26]
+	mi := &file_skerry_v1_runner_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1726,7 @@ func (x *WatchWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{26}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{28}
 }
 
 type WatchWorkspacesResponse struct {
@@ -1672,7 +1744,7 @@ type WatchWorkspacesResponse struct {
 
 func (x *WatchWorkspacesResponse) Reset() {
 	*x = WatchWorkspacesResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[27]
+	mi := &file_skerry_v1_runner_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1756,7 @@ func (x *WatchWorkspacesResponse) String() string {
 func (*WatchWorkspacesResponse) ProtoMessage() {}
 
 func (x *WatchWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[27]
+	mi := &file_skerry_v1_runner_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1769,7 @@ func (x *WatchWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*WatchWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{27}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WatchWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -1848,7 +1920,9 @@ const file_skerry_v1_runner_proto_rawDesc = "" +
 	"\x06cancel\x18\x01 \x01(\bR\x06cancel\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"'\n" +
 	"\x11CountLiveResponse\x12\x12\n" +
-	"\x04live\x18\x01 \x01(\rR\x04live\"S\n" +
+	"\x04live\x18\x01 \x01(\rR\x04live\"\x1b\n" +
+	"\x19RefreshCertificateRequest\"\x1c\n" +
+	"\x1aRefreshCertificateResponse\"S\n" +
 	"\rAttachRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12#\n" +
@@ -1870,10 +1944,11 @@ const file_skerry_v1_runner_proto_rawDesc = "" +
 	"\fCordonRunner\x12\x1e.skerry.v1.CordonRunnerRequest\x1a\x1f.skerry.v1.CordonRunnerResponse\x12U\n" +
 	"\x0eUncordonRunner\x12 .skerry.v1.UncordonRunnerRequest\x1a!.skerry.v1.UncordonRunnerResponse\x12L\n" +
 	"\vDrainRunner\x12\x1d.skerry.v1.DrainRunnerRequest\x1a\x1e.skerry.v1.DrainRunnerResponse\x12O\n" +
-	"\fRemoveRunner\x12\x1e.skerry.v1.RemoveRunnerRequest\x1a\x1f.skerry.v1.RemoveRunnerResponse2\x97\x03\n" +
+	"\fRemoveRunner\x12\x1e.skerry.v1.RemoveRunnerRequest\x1a\x1f.skerry.v1.RemoveRunnerResponse2\xfa\x03\n" +
 	"\x14RunnerControlService\x12=\n" +
 	"\x06Attach\x12\x18.skerry.v1.AttachRequest\x1a\x19.skerry.v1.AttachResponse\x12Z\n" +
-	"\x0fWatchWorkspaces\x12!.skerry.v1.WatchWorkspacesRequest\x1a\".skerry.v1.WatchWorkspacesResponse0\x01\x12H\n" +
+	"\x0fWatchWorkspaces\x12!.skerry.v1.WatchWorkspacesRequest\x1a\".skerry.v1.WatchWorkspacesResponse0\x01\x12a\n" +
+	"\x12RefreshCertificate\x12$.skerry.v1.RefreshCertificateRequest\x1a%.skerry.v1.RefreshCertificateResponse\x12H\n" +
 	"\tWatchEnds\x12\x1b.skerry.v1.WatchEndsRequest\x1a\x1c.skerry.v1.WatchEndsResponse0\x01\x12R\n" +
 	"\rFindExecution\x12\x1f.skerry.v1.FindExecutionRequest\x1a .skerry.v1.FindExecutionResponse\x12F\n" +
 	"\tCountLive\x12\x1b.skerry.v1.CountLiveRequest\x1a\x1c.skerry.v1.CountLiveResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
@@ -1890,39 +1965,41 @@ func file_skerry_v1_runner_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_runner_proto_rawDescData
 }
 
-var file_skerry_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_skerry_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_skerry_v1_runner_proto_goTypes = []any{
-	(*ExplainPlacementRequest)(nil),  // 0: skerry.v1.ExplainPlacementRequest
-	(*ExplainPlacementResponse)(nil), // 1: skerry.v1.ExplainPlacementResponse
-	(*PlacementCandidate)(nil),       // 2: skerry.v1.PlacementCandidate
-	(*PlacementRejection)(nil),       // 3: skerry.v1.PlacementRejection
-	(*CordonRunnerRequest)(nil),      // 4: skerry.v1.CordonRunnerRequest
-	(*CordonRunnerResponse)(nil),     // 5: skerry.v1.CordonRunnerResponse
-	(*UncordonRunnerRequest)(nil),    // 6: skerry.v1.UncordonRunnerRequest
-	(*UncordonRunnerResponse)(nil),   // 7: skerry.v1.UncordonRunnerResponse
-	(*DrainRunnerRequest)(nil),       // 8: skerry.v1.DrainRunnerRequest
-	(*DrainRunnerResponse)(nil),      // 9: skerry.v1.DrainRunnerResponse
-	(*RemoveRunnerRequest)(nil),      // 10: skerry.v1.RemoveRunnerRequest
-	(*RemoveRunnerResponse)(nil),     // 11: skerry.v1.RemoveRunnerResponse
-	(*ListRunnersRequest)(nil),       // 12: skerry.v1.ListRunnersRequest
-	(*ListRunnersResponse)(nil),      // 13: skerry.v1.ListRunnersResponse
-	(*Runner)(nil),                   // 14: skerry.v1.Runner
-	(*DeviceCount)(nil),              // 15: skerry.v1.DeviceCount
-	(*RunnerDrain)(nil),              // 16: skerry.v1.RunnerDrain
-	(*WatchEndsRequest)(nil),         // 17: skerry.v1.WatchEndsRequest
-	(*WatchEndsResponse)(nil),        // 18: skerry.v1.WatchEndsResponse
-	(*ExecutionEnd)(nil),             // 19: skerry.v1.ExecutionEnd
-	(*FindExecutionRequest)(nil),     // 20: skerry.v1.FindExecutionRequest
-	(*FindExecutionResponse)(nil),    // 21: skerry.v1.FindExecutionResponse
-	(*CountLiveRequest)(nil),         // 22: skerry.v1.CountLiveRequest
-	(*CountLiveResponse)(nil),        // 23: skerry.v1.CountLiveResponse
-	(*AttachRequest)(nil),            // 24: skerry.v1.AttachRequest
-	(*AttachResponse)(nil),           // 25: skerry.v1.AttachResponse
-	(*WatchWorkspacesRequest)(nil),   // 26: skerry.v1.WatchWorkspacesRequest
-	(*WatchWorkspacesResponse)(nil),  // 27: skerry.v1.WatchWorkspacesResponse
-	nil,                              // 28: skerry.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil),    // 29: google.protobuf.Timestamp
-	(*Workspace)(nil),                // 30: skerry.v1.Workspace
+	(*ExplainPlacementRequest)(nil),    // 0: skerry.v1.ExplainPlacementRequest
+	(*ExplainPlacementResponse)(nil),   // 1: skerry.v1.ExplainPlacementResponse
+	(*PlacementCandidate)(nil),         // 2: skerry.v1.PlacementCandidate
+	(*PlacementRejection)(nil),         // 3: skerry.v1.PlacementRejection
+	(*CordonRunnerRequest)(nil),        // 4: skerry.v1.CordonRunnerRequest
+	(*CordonRunnerResponse)(nil),       // 5: skerry.v1.CordonRunnerResponse
+	(*UncordonRunnerRequest)(nil),      // 6: skerry.v1.UncordonRunnerRequest
+	(*UncordonRunnerResponse)(nil),     // 7: skerry.v1.UncordonRunnerResponse
+	(*DrainRunnerRequest)(nil),         // 8: skerry.v1.DrainRunnerRequest
+	(*DrainRunnerResponse)(nil),        // 9: skerry.v1.DrainRunnerResponse
+	(*RemoveRunnerRequest)(nil),        // 10: skerry.v1.RemoveRunnerRequest
+	(*RemoveRunnerResponse)(nil),       // 11: skerry.v1.RemoveRunnerResponse
+	(*ListRunnersRequest)(nil),         // 12: skerry.v1.ListRunnersRequest
+	(*ListRunnersResponse)(nil),        // 13: skerry.v1.ListRunnersResponse
+	(*Runner)(nil),                     // 14: skerry.v1.Runner
+	(*DeviceCount)(nil),                // 15: skerry.v1.DeviceCount
+	(*RunnerDrain)(nil),                // 16: skerry.v1.RunnerDrain
+	(*WatchEndsRequest)(nil),           // 17: skerry.v1.WatchEndsRequest
+	(*WatchEndsResponse)(nil),          // 18: skerry.v1.WatchEndsResponse
+	(*ExecutionEnd)(nil),               // 19: skerry.v1.ExecutionEnd
+	(*FindExecutionRequest)(nil),       // 20: skerry.v1.FindExecutionRequest
+	(*FindExecutionResponse)(nil),      // 21: skerry.v1.FindExecutionResponse
+	(*CountLiveRequest)(nil),           // 22: skerry.v1.CountLiveRequest
+	(*CountLiveResponse)(nil),          // 23: skerry.v1.CountLiveResponse
+	(*RefreshCertificateRequest)(nil),  // 24: skerry.v1.RefreshCertificateRequest
+	(*RefreshCertificateResponse)(nil), // 25: skerry.v1.RefreshCertificateResponse
+	(*AttachRequest)(nil),              // 26: skerry.v1.AttachRequest
+	(*AttachResponse)(nil),             // 27: skerry.v1.AttachResponse
+	(*WatchWorkspacesRequest)(nil),     // 28: skerry.v1.WatchWorkspacesRequest
+	(*WatchWorkspacesResponse)(nil),    // 29: skerry.v1.WatchWorkspacesResponse
+	nil,                                // 30: skerry.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 31: google.protobuf.Timestamp
+	(*Workspace)(nil),                  // 32: skerry.v1.Workspace
 }
 var file_skerry_v1_runner_proto_depIdxs = []int32{
 	2,  // 0: skerry.v1.ExplainPlacementResponse.candidates:type_name -> skerry.v1.PlacementCandidate
@@ -1932,17 +2009,17 @@ var file_skerry_v1_runner_proto_depIdxs = []int32{
 	14, // 4: skerry.v1.DrainRunnerResponse.runner:type_name -> skerry.v1.Runner
 	14, // 5: skerry.v1.RemoveRunnerResponse.runner:type_name -> skerry.v1.Runner
 	14, // 6: skerry.v1.ListRunnersResponse.runners:type_name -> skerry.v1.Runner
-	28, // 7: skerry.v1.Runner.labels:type_name -> skerry.v1.Runner.LabelsEntry
-	29, // 8: skerry.v1.Runner.last_seen:type_name -> google.protobuf.Timestamp
+	30, // 7: skerry.v1.Runner.labels:type_name -> skerry.v1.Runner.LabelsEntry
+	31, // 8: skerry.v1.Runner.last_seen:type_name -> google.protobuf.Timestamp
 	16, // 9: skerry.v1.Runner.drain:type_name -> skerry.v1.RunnerDrain
 	15, // 10: skerry.v1.Runner.devices:type_name -> skerry.v1.DeviceCount
-	29, // 11: skerry.v1.RunnerDrain.started:type_name -> google.protobuf.Timestamp
-	29, // 12: skerry.v1.RunnerDrain.deadline:type_name -> google.protobuf.Timestamp
-	29, // 13: skerry.v1.RunnerDrain.ended:type_name -> google.protobuf.Timestamp
+	31, // 11: skerry.v1.RunnerDrain.started:type_name -> google.protobuf.Timestamp
+	31, // 12: skerry.v1.RunnerDrain.deadline:type_name -> google.protobuf.Timestamp
+	31, // 13: skerry.v1.RunnerDrain.ended:type_name -> google.protobuf.Timestamp
 	19, // 14: skerry.v1.WatchEndsResponse.ends:type_name -> skerry.v1.ExecutionEnd
-	29, // 15: skerry.v1.ExecutionEnd.ended:type_name -> google.protobuf.Timestamp
+	31, // 15: skerry.v1.ExecutionEnd.ended:type_name -> google.protobuf.Timestamp
 	14, // 16: skerry.v1.AttachResponse.runner:type_name -> skerry.v1.Runner
-	30, // 17: skerry.v1.WatchWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
+	32, // 17: skerry.v1.WatchWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
 	15, // 18: skerry.v1.WatchWorkspacesResponse.devices:type_name -> skerry.v1.DeviceCount
 	12, // 19: skerry.v1.RunnerService.ListRunners:input_type -> skerry.v1.ListRunnersRequest
 	0,  // 20: skerry.v1.RunnerService.ExplainPlacement:input_type -> skerry.v1.ExplainPlacementRequest
@@ -1950,24 +2027,26 @@ var file_skerry_v1_runner_proto_depIdxs = []int32{
 	6,  // 22: skerry.v1.RunnerService.UncordonRunner:input_type -> skerry.v1.UncordonRunnerRequest
 	8,  // 23: skerry.v1.RunnerService.DrainRunner:input_type -> skerry.v1.DrainRunnerRequest
 	10, // 24: skerry.v1.RunnerService.RemoveRunner:input_type -> skerry.v1.RemoveRunnerRequest
-	24, // 25: skerry.v1.RunnerControlService.Attach:input_type -> skerry.v1.AttachRequest
-	26, // 26: skerry.v1.RunnerControlService.WatchWorkspaces:input_type -> skerry.v1.WatchWorkspacesRequest
-	17, // 27: skerry.v1.RunnerControlService.WatchEnds:input_type -> skerry.v1.WatchEndsRequest
-	20, // 28: skerry.v1.RunnerControlService.FindExecution:input_type -> skerry.v1.FindExecutionRequest
-	22, // 29: skerry.v1.RunnerControlService.CountLive:input_type -> skerry.v1.CountLiveRequest
-	13, // 30: skerry.v1.RunnerService.ListRunners:output_type -> skerry.v1.ListRunnersResponse
-	1,  // 31: skerry.v1.RunnerService.ExplainPlacement:output_type -> skerry.v1.ExplainPlacementResponse
-	5,  // 32: skerry.v1.RunnerService.CordonRunner:output_type -> skerry.v1.CordonRunnerResponse
-	7,  // 33: skerry.v1.RunnerService.UncordonRunner:output_type -> skerry.v1.UncordonRunnerResponse
-	9,  // 34: skerry.v1.RunnerService.DrainRunner:output_type -> skerry.v1.DrainRunnerResponse
-	11, // 35: skerry.v1.RunnerService.RemoveRunner:output_type -> skerry.v1.RemoveRunnerResponse
-	25, // 36: skerry.v1.RunnerControlService.Attach:output_type -> skerry.v1.AttachResponse
-	27, // 37: skerry.v1.RunnerControlService.WatchWorkspaces:output_type -> skerry.v1.WatchWorkspacesResponse
-	18, // 38: skerry.v1.RunnerControlService.WatchEnds:output_type -> skerry.v1.WatchEndsResponse
-	21, // 39: skerry.v1.RunnerControlService.FindExecution:output_type -> skerry.v1.FindExecutionResponse
-	23, // 40: skerry.v1.RunnerControlService.CountLive:output_type -> skerry.v1.CountLiveResponse
-	30, // [30:41] is the sub-list for method output_type
-	19, // [19:30] is the sub-list for method input_type
+	26, // 25: skerry.v1.RunnerControlService.Attach:input_type -> skerry.v1.AttachRequest
+	28, // 26: skerry.v1.RunnerControlService.WatchWorkspaces:input_type -> skerry.v1.WatchWorkspacesRequest
+	24, // 27: skerry.v1.RunnerControlService.RefreshCertificate:input_type -> skerry.v1.RefreshCertificateRequest
+	17, // 28: skerry.v1.RunnerControlService.WatchEnds:input_type -> skerry.v1.WatchEndsRequest
+	20, // 29: skerry.v1.RunnerControlService.FindExecution:input_type -> skerry.v1.FindExecutionRequest
+	22, // 30: skerry.v1.RunnerControlService.CountLive:input_type -> skerry.v1.CountLiveRequest
+	13, // 31: skerry.v1.RunnerService.ListRunners:output_type -> skerry.v1.ListRunnersResponse
+	1,  // 32: skerry.v1.RunnerService.ExplainPlacement:output_type -> skerry.v1.ExplainPlacementResponse
+	5,  // 33: skerry.v1.RunnerService.CordonRunner:output_type -> skerry.v1.CordonRunnerResponse
+	7,  // 34: skerry.v1.RunnerService.UncordonRunner:output_type -> skerry.v1.UncordonRunnerResponse
+	9,  // 35: skerry.v1.RunnerService.DrainRunner:output_type -> skerry.v1.DrainRunnerResponse
+	11, // 36: skerry.v1.RunnerService.RemoveRunner:output_type -> skerry.v1.RemoveRunnerResponse
+	27, // 37: skerry.v1.RunnerControlService.Attach:output_type -> skerry.v1.AttachResponse
+	29, // 38: skerry.v1.RunnerControlService.WatchWorkspaces:output_type -> skerry.v1.WatchWorkspacesResponse
+	25, // 39: skerry.v1.RunnerControlService.RefreshCertificate:output_type -> skerry.v1.RefreshCertificateResponse
+	18, // 40: skerry.v1.RunnerControlService.WatchEnds:output_type -> skerry.v1.WatchEndsResponse
+	21, // 41: skerry.v1.RunnerControlService.FindExecution:output_type -> skerry.v1.FindExecutionResponse
+	23, // 42: skerry.v1.RunnerControlService.CountLive:output_type -> skerry.v1.CountLiveResponse
+	31, // [31:43] is the sub-list for method output_type
+	19, // [19:31] is the sub-list for method input_type
 	19, // [19:19] is the sub-list for extension type_name
 	19, // [19:19] is the sub-list for extension extendee
 	0,  // [0:19] is the sub-list for field type_name
@@ -1987,7 +2066,7 @@ func file_skerry_v1_runner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_runner_proto_rawDesc), len(file_skerry_v1_runner_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

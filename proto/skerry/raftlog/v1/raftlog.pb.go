@@ -40,6 +40,15 @@ type Command struct {
 	//	*Command_RevokeToken
 	//	*Command_AssignWorkspace
 	//	*Command_UpdateHeads
+	//	*Command_PutMember
+	//	*Command_RemoveMember
+	//	*Command_RaiseVersion
+	//	*Command_DenyMember
+	//	*Command_InitAuthority
+	//	*Command_AdvanceAuthority
+	//	*Command_CreateJoinToken
+	//	*Command_RevokeJoinToken
+	//	*Command_IssueCertificate
 	//	*Command_MintToken
 	//	*Command_PruneTokens
 	//	*Command_ArchiveAgent
@@ -50,12 +59,6 @@ type Command struct {
 	//	*Command_FireTimers
 	//	*Command_RecordEnds
 	//	*Command_AckInbox
-	//	*Command_DenyMember
-	//	*Command_InitAuthority
-	//	*Command_AdvanceAuthority
-	//	*Command_CreateJoinToken
-	//	*Command_RevokeJoinToken
-	//	*Command_IssueCertificate
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -175,6 +178,87 @@ func (x *Command) GetUpdateHeads() *UpdateHeads {
 	return nil
 }
 
+func (x *Command) GetPutMember() *PutMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_PutMember); ok {
+			return x.PutMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveMember() *RemoveMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RemoveMember); ok {
+			return x.RemoveMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRaiseVersion() *RaiseVersion {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RaiseVersion); ok {
+			return x.RaiseVersion
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDenyMember() *DenyMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_DenyMember); ok {
+			return x.DenyMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetInitAuthority() *InitAuthority {
+	if x != nil {
+		if x, ok := x.Op.(*Command_InitAuthority); ok {
+			return x.InitAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdvanceAuthority() *AdvanceAuthority {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AdvanceAuthority); ok {
+			return x.AdvanceAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCreateJoinToken() *CreateJoinToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreateJoinToken); ok {
+			return x.CreateJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRevokeJoinToken() *RevokeJoinToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RevokeJoinToken); ok {
+			return x.RevokeJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetIssueCertificate() *IssueCertificate {
+	if x != nil {
+		if x, ok := x.Op.(*Command_IssueCertificate); ok {
+			return x.IssueCertificate
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetMintToken() *MintToken {
 	if x != nil {
 		if x, ok := x.Op.(*Command_MintToken); ok {
@@ -265,60 +349,6 @@ func (x *Command) GetAckInbox() *AckInbox {
 	return nil
 }
 
-func (x *Command) GetDenyMember() *DenyMember {
-	if x != nil {
-		if x, ok := x.Op.(*Command_DenyMember); ok {
-			return x.DenyMember
-		}
-	}
-	return nil
-}
-
-func (x *Command) GetInitAuthority() *InitAuthority {
-	if x != nil {
-		if x, ok := x.Op.(*Command_InitAuthority); ok {
-			return x.InitAuthority
-		}
-	}
-	return nil
-}
-
-func (x *Command) GetAdvanceAuthority() *AdvanceAuthority {
-	if x != nil {
-		if x, ok := x.Op.(*Command_AdvanceAuthority); ok {
-			return x.AdvanceAuthority
-		}
-	}
-	return nil
-}
-
-func (x *Command) GetCreateJoinToken() *CreateJoinToken {
-	if x != nil {
-		if x, ok := x.Op.(*Command_CreateJoinToken); ok {
-			return x.CreateJoinToken
-		}
-	}
-	return nil
-}
-
-func (x *Command) GetRevokeJoinToken() *RevokeJoinToken {
-	if x != nil {
-		if x, ok := x.Op.(*Command_RevokeJoinToken); ok {
-			return x.RevokeJoinToken
-		}
-	}
-	return nil
-}
-
-func (x *Command) GetIssueCertificate() *IssueCertificate {
-	if x != nil {
-		if x, ok := x.Op.(*Command_IssueCertificate); ok {
-			return x.IssueCertificate
-		}
-	}
-	return nil
-}
-
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -349,6 +379,42 @@ type Command_AssignWorkspace struct {
 
 type Command_UpdateHeads struct {
 	UpdateHeads *UpdateHeads `protobuf:"bytes,9,opt,name=update_heads,json=updateHeads,proto3,oneof"`
+}
+
+type Command_PutMember struct {
+	PutMember *PutMember `protobuf:"bytes,10,opt,name=put_member,json=putMember,proto3,oneof"`
+}
+
+type Command_RemoveMember struct {
+	RemoveMember *RemoveMember `protobuf:"bytes,11,opt,name=remove_member,json=removeMember,proto3,oneof"`
+}
+
+type Command_RaiseVersion struct {
+	RaiseVersion *RaiseVersion `protobuf:"bytes,12,opt,name=raise_version,json=raiseVersion,proto3,oneof"`
+}
+
+type Command_DenyMember struct {
+	DenyMember *DenyMember `protobuf:"bytes,14,opt,name=deny_member,json=denyMember,proto3,oneof"`
+}
+
+type Command_InitAuthority struct {
+	InitAuthority *InitAuthority `protobuf:"bytes,15,opt,name=init_authority,json=initAuthority,proto3,oneof"`
+}
+
+type Command_AdvanceAuthority struct {
+	AdvanceAuthority *AdvanceAuthority `protobuf:"bytes,16,opt,name=advance_authority,json=advanceAuthority,proto3,oneof"`
+}
+
+type Command_CreateJoinToken struct {
+	CreateJoinToken *CreateJoinToken `protobuf:"bytes,17,opt,name=create_join_token,json=createJoinToken,proto3,oneof"`
+}
+
+type Command_RevokeJoinToken struct {
+	RevokeJoinToken *RevokeJoinToken `protobuf:"bytes,18,opt,name=revoke_join_token,json=revokeJoinToken,proto3,oneof"`
+}
+
+type Command_IssueCertificate struct {
+	IssueCertificate *IssueCertificate `protobuf:"bytes,19,opt,name=issue_certificate,json=issueCertificate,proto3,oneof"`
 }
 
 type Command_MintToken struct {
@@ -391,30 +457,6 @@ type Command_AckInbox struct {
 	AckInbox *AckInbox `protobuf:"bytes,29,opt,name=ack_inbox,json=ackInbox,proto3,oneof"`
 }
 
-type Command_DenyMember struct {
-	DenyMember *DenyMember `protobuf:"bytes,14,opt,name=deny_member,json=denyMember,proto3,oneof"`
-}
-
-type Command_InitAuthority struct {
-	InitAuthority *InitAuthority `protobuf:"bytes,15,opt,name=init_authority,json=initAuthority,proto3,oneof"`
-}
-
-type Command_AdvanceAuthority struct {
-	AdvanceAuthority *AdvanceAuthority `protobuf:"bytes,16,opt,name=advance_authority,json=advanceAuthority,proto3,oneof"`
-}
-
-type Command_CreateJoinToken struct {
-	CreateJoinToken *CreateJoinToken `protobuf:"bytes,17,opt,name=create_join_token,json=createJoinToken,proto3,oneof"`
-}
-
-type Command_RevokeJoinToken struct {
-	RevokeJoinToken *RevokeJoinToken `protobuf:"bytes,18,opt,name=revoke_join_token,json=revokeJoinToken,proto3,oneof"`
-}
-
-type Command_IssueCertificate struct {
-	IssueCertificate *IssueCertificate `protobuf:"bytes,19,opt,name=issue_certificate,json=issueCertificate,proto3,oneof"`
-}
-
 func (*Command_InitCluster) isCommand_Op() {}
 
 func (*Command_RegisterRunner) isCommand_Op() {}
@@ -428,6 +470,24 @@ func (*Command_RevokeToken) isCommand_Op() {}
 func (*Command_AssignWorkspace) isCommand_Op() {}
 
 func (*Command_UpdateHeads) isCommand_Op() {}
+
+func (*Command_PutMember) isCommand_Op() {}
+
+func (*Command_RemoveMember) isCommand_Op() {}
+
+func (*Command_RaiseVersion) isCommand_Op() {}
+
+func (*Command_DenyMember) isCommand_Op() {}
+
+func (*Command_InitAuthority) isCommand_Op() {}
+
+func (*Command_AdvanceAuthority) isCommand_Op() {}
+
+func (*Command_CreateJoinToken) isCommand_Op() {}
+
+func (*Command_RevokeJoinToken) isCommand_Op() {}
+
+func (*Command_IssueCertificate) isCommand_Op() {}
 
 func (*Command_MintToken) isCommand_Op() {}
 
@@ -449,17 +509,249 @@ func (*Command_RecordEnds) isCommand_Op() {}
 
 func (*Command_AckInbox) isCommand_Op() {}
 
-func (*Command_DenyMember) isCommand_Op() {}
+// PutMember stores what a coordinator announced of itself.
+type PutMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        *Member                `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
 
-func (*Command_InitAuthority) isCommand_Op() {}
+func (x *PutMember) Reset() {
+	*x = PutMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
 
-func (*Command_AdvanceAuthority) isCommand_Op() {}
+func (x *PutMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
 
-func (*Command_CreateJoinToken) isCommand_Op() {}
+func (*PutMember) ProtoMessage() {}
 
-func (*Command_RevokeJoinToken) isCommand_Op() {}
+func (x *PutMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
 
-func (*Command_IssueCertificate) isCommand_Op() {}
+// Deprecated: Use PutMember.ProtoReflect.Descriptor instead.
+func (*PutMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PutMember) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+// RemoveMember keeps the record, marked as removed, so that a removed
+// coordinator that comes back learns of it.
+type RemoveMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMember) Reset() {
+	*x = RemoveMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMember) ProtoMessage() {}
+
+func (x *RemoveMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMember.ProtoReflect.Descriptor instead.
+func (*RemoveMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RemoveMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// RaiseVersion lets commands up to a version into the log; it never lowers it.
+type RaiseVersion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RaiseVersion) Reset() {
+	*x = RaiseVersion{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RaiseVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RaiseVersion) ProtoMessage() {}
+
+func (x *RaiseVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RaiseVersion.ProtoReflect.Descriptor instead.
+func (*RaiseVersion) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RaiseVersion) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+// Member is one coordinator of the cluster.
+type Member struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Also its id in the Raft configuration.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// host:port of Raft.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// https://host:port of the API as the other coordinators reach it.
+	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// Version of the program.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// The highest command version that the program can apply.
+	CommandVersion uint32 `protobuf:"varint,5,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
+	// Made with its data directory: a coordinator that joins anew has another.
+	Incarnation string                 `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Changed     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changed,proto3" json:"changed,omitempty"`
+	// When it was removed from the cluster.
+	Removed       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Member) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *Member) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Member) GetCommandVersion() uint32 {
+	if x != nil {
+		return x.CommandVersion
+	}
+	return 0
+}
+
+func (x *Member) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Member) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *Member) GetRemoved() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
 
 type InitCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -470,7 +762,7 @@ type InitCluster struct {
 
 func (x *InitCluster) Reset() {
 	*x = InitCluster{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -482,7 +774,7 @@ func (x *InitCluster) String() string {
 func (*InitCluster) ProtoMessage() {}
 
 func (x *InitCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -495,7 +787,7 @@ func (x *InitCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitCluster.ProtoReflect.Descriptor instead.
 func (*InitCluster) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{1}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InitCluster) GetClusterId() string {
@@ -518,7 +810,7 @@ type RegisterRunner struct {
 
 func (x *RegisterRunner) Reset() {
 	*x = RegisterRunner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -530,7 +822,7 @@ func (x *RegisterRunner) String() string {
 func (*RegisterRunner) ProtoMessage() {}
 
 func (x *RegisterRunner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -543,7 +835,7 @@ func (x *RegisterRunner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRunner.ProtoReflect.Descriptor instead.
 func (*RegisterRunner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{2}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterRunner) GetName() string {
@@ -592,7 +884,7 @@ type SetRunnerState struct {
 
 func (x *SetRunnerState) Reset() {
 	*x = SetRunnerState{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +896,7 @@ func (x *SetRunnerState) String() string {
 func (*SetRunnerState) ProtoMessage() {}
 
 func (x *SetRunnerState) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +909,7 @@ func (x *SetRunnerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRunnerState.ProtoReflect.Descriptor instead.
 func (*SetRunnerState) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{3}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetRunnerState) GetName() string {
@@ -643,7 +935,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +947,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +960,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{4}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateToken) GetToken() *Token {
@@ -687,7 +979,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -699,7 +991,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -712,7 +1004,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{5}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RevokeToken) GetId() string {
@@ -734,7 +1026,7 @@ type AssignWorkspace struct {
 
 func (x *AssignWorkspace) Reset() {
 	*x = AssignWorkspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -746,7 +1038,7 @@ func (x *AssignWorkspace) String() string {
 func (*AssignWorkspace) ProtoMessage() {}
 
 func (x *AssignWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -759,7 +1051,7 @@ func (x *AssignWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignWorkspace.ProtoReflect.Descriptor instead.
 func (*AssignWorkspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{6}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AssignWorkspace) GetId() string {
@@ -793,7 +1085,7 @@ type UpdateHeads struct {
 
 func (x *UpdateHeads) Reset() {
 	*x = UpdateHeads{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -805,7 +1097,7 @@ func (x *UpdateHeads) String() string {
 func (*UpdateHeads) ProtoMessage() {}
 
 func (x *UpdateHeads) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -818,7 +1110,7 @@ func (x *UpdateHeads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateHeads.ProtoReflect.Descriptor instead.
 func (*UpdateHeads) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{7}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UpdateHeads) GetRunner() string {
@@ -851,7 +1143,7 @@ type Head struct {
 
 func (x *Head) Reset() {
 	*x = Head{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +1155,7 @@ func (x *Head) String() string {
 func (*Head) ProtoMessage() {}
 
 func (x *Head) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +1168,7 @@ func (x *Head) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Head.ProtoReflect.Descriptor instead.
 func (*Head) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{8}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Head) GetWorkspaceId() string {
@@ -935,6 +1227,319 @@ func (x *Head) GetDetail() string {
 	return ""
 }
 
+// InitAuthority gives the cluster its authority, once.
+type InitAuthority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *AuthorityKey          `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The cluster's id, which its first certificates have.
+	ClusterId     string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InitAuthority) Reset() {
+	*x = InitAuthority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InitAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InitAuthority) ProtoMessage() {}
+
+func (x *InitAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InitAuthority.ProtoReflect.Descriptor instead.
+func (*InitAuthority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *InitAuthority) GetKey() *AuthorityKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *InitAuthority) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+// AdvanceAuthority takes the next step of a rotation: from the generation that
+// its sender saw, so that a step is taken once.
+type AdvanceAuthority struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	FromGeneration uint64                 `protobuf:"varint,1,opt,name=from_generation,json=fromGeneration,proto3" json:"from_generation,omitempty"`
+	// Of the first step: the new authority.
+	Key           *AuthorityKey `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdvanceAuthority) Reset() {
+	*x = AdvanceAuthority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdvanceAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdvanceAuthority) ProtoMessage() {}
+
+func (x *AdvanceAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdvanceAuthority.ProtoReflect.Descriptor instead.
+func (*AdvanceAuthority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AdvanceAuthority) GetFromGeneration() uint64 {
+	if x != nil {
+		return x.FromGeneration
+	}
+	return 0
+}
+
+func (x *AdvanceAuthority) GetKey() *AuthorityKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type CreateJoinToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *JoinToken             `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateJoinToken) Reset() {
+	*x = CreateJoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateJoinToken) ProtoMessage() {}
+
+func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateJoinToken.ProtoReflect.Descriptor instead.
+func (*CreateJoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CreateJoinToken) GetToken() *JoinToken {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+type RevokeJoinToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeJoinToken) Reset() {
+	*x = RevokeJoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeJoinToken) ProtoMessage() {}
+
+func (x *RevokeJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeJoinToken.ProtoReflect.Descriptor instead.
+func (*RevokeJoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RevokeJoinToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// IssueCertificate records a certificate that the leader signed, and uses up the
+// join token that it was signed for.
+type IssueCertificate struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Holder *CertificateHolder     `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	// Empty: a renewal.
+	JoinTokenId string `protobuf:"bytes,2,opt,name=join_token_id,json=joinTokenId,proto3" json:"join_token_id,omitempty"`
+	// It is the signing leader's own, which needs no token.
+	Own           bool `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IssueCertificate) Reset() {
+	*x = IssueCertificate{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IssueCertificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IssueCertificate) ProtoMessage() {}
+
+func (x *IssueCertificate) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IssueCertificate.ProtoReflect.Descriptor instead.
+func (*IssueCertificate) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *IssueCertificate) GetHolder() *CertificateHolder {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *IssueCertificate) GetJoinTokenId() string {
+	if x != nil {
+		return x.JoinTokenId
+	}
+	return ""
+}
+
+func (x *IssueCertificate) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
+type DenyMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DenyMember) Reset() {
+	*x = DenyMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DenyMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DenyMember) ProtoMessage() {}
+
+func (x *DenyMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DenyMember.ProtoReflect.Descriptor instead.
+func (*DenyMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DenyMember) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *DenyMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // MintToken is CreateToken with a scope or a parent; old programs would not check them.
 type MintToken struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -947,7 +1552,7 @@ type MintToken struct {
 
 func (x *MintToken) Reset() {
 	*x = MintToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -959,7 +1564,7 @@ func (x *MintToken) String() string {
 func (*MintToken) ProtoMessage() {}
 
 func (x *MintToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -972,7 +1577,7 @@ func (x *MintToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MintToken.ProtoReflect.Descriptor instead.
 func (*MintToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MintToken) GetToken() *Token {
@@ -1000,7 +1605,7 @@ type PruneTokens struct {
 
 func (x *PruneTokens) Reset() {
 	*x = PruneTokens{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1617,7 @@ func (x *PruneTokens) String() string {
 func (*PruneTokens) ProtoMessage() {}
 
 func (x *PruneTokens) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1630,7 @@ func (x *PruneTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneTokens.ProtoReflect.Descriptor instead.
 func (*PruneTokens) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PruneTokens) GetBefore() *timestamppb.Timestamp {
@@ -1051,7 +1656,7 @@ type ArchiveAgent struct {
 
 func (x *ArchiveAgent) Reset() {
 	*x = ArchiveAgent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1668,7 @@ func (x *ArchiveAgent) String() string {
 func (*ArchiveAgent) ProtoMessage() {}
 
 func (x *ArchiveAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1681,7 @@ func (x *ArchiveAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveAgent.ProtoReflect.Descriptor instead.
 func (*ArchiveAgent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ArchiveAgent) GetName() string {
@@ -1102,7 +1707,7 @@ type ScheduleRunner struct {
 
 func (x *ScheduleRunner) Reset() {
 	*x = ScheduleRunner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1719,7 @@ func (x *ScheduleRunner) String() string {
 func (*ScheduleRunner) ProtoMessage() {}
 
 func (x *ScheduleRunner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1732,7 @@ func (x *ScheduleRunner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRunner.ProtoReflect.Descriptor instead.
 func (*ScheduleRunner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ScheduleRunner) GetName() string {
@@ -1175,7 +1780,7 @@ type RemoveRunner struct {
 
 func (x *RemoveRunner) Reset() {
 	*x = RemoveRunner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1792,7 @@ func (x *RemoveRunner) String() string {
 func (*RemoveRunner) ProtoMessage() {}
 
 func (x *RemoveRunner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1805,7 @@ func (x *RemoveRunner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRunner.ProtoReflect.Descriptor instead.
 func (*RemoveRunner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RemoveRunner) GetName() string {
@@ -1226,7 +1831,7 @@ type CreateTimer struct {
 
 func (x *CreateTimer) Reset() {
 	*x = CreateTimer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1843,7 @@ func (x *CreateTimer) String() string {
 func (*CreateTimer) ProtoMessage() {}
 
 func (x *CreateTimer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1856,7 @@ func (x *CreateTimer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTimer.ProtoReflect.Descriptor instead.
 func (*CreateTimer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateTimer) GetTimer() *Timer {
@@ -1271,7 +1876,7 @@ type CancelTimer struct {
 
 func (x *CancelTimer) Reset() {
 	*x = CancelTimer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1888,7 @@ func (x *CancelTimer) String() string {
 func (*CancelTimer) ProtoMessage() {}
 
 func (x *CancelTimer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1901,7 @@ func (x *CancelTimer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTimer.ProtoReflect.Descriptor instead.
 func (*CancelTimer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CancelTimer) GetAgent() string {
@@ -1322,7 +1927,7 @@ type FireTimers struct {
 
 func (x *FireTimers) Reset() {
 	*x = FireTimers{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1939,7 @@ func (x *FireTimers) String() string {
 func (*FireTimers) ProtoMessage() {}
 
 func (x *FireTimers) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1952,7 @@ func (x *FireTimers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FireTimers.ProtoReflect.Descriptor instead.
 func (*FireTimers) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FireTimers) GetIds() []string {
@@ -1372,7 +1977,7 @@ type RecordEnds struct {
 
 func (x *RecordEnds) Reset() {
 	*x = RecordEnds{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1989,7 @@ func (x *RecordEnds) String() string {
 func (*RecordEnds) ProtoMessage() {}
 
 func (x *RecordEnds) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +2002,7 @@ func (x *RecordEnds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordEnds.ProtoReflect.Descriptor instead.
 func (*RecordEnds) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RecordEnds) GetRunner() string {
@@ -1444,7 +2049,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +2061,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +2074,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *End) GetSeq() uint64 {
@@ -1525,7 +2130,7 @@ type AckInbox struct {
 
 func (x *AckInbox) Reset() {
 	*x = AckInbox{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1537,7 +2142,7 @@ func (x *AckInbox) String() string {
 func (*AckInbox) ProtoMessage() {}
 
 func (x *AckInbox) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1550,7 +2155,7 @@ func (x *AckInbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckInbox.ProtoReflect.Descriptor instead.
 func (*AckInbox) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AckInbox) GetAgent() string {
@@ -1567,319 +2172,6 @@ func (x *AckInbox) GetThrough() uint64 {
 	return 0
 }
 
-// InitAuthority gives the cluster its authority, once.
-type InitAuthority struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Key   *AuthorityKey          `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// The cluster's id, which its first certificates have.
-	ClusterId     string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *InitAuthority) Reset() {
-	*x = InitAuthority{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *InitAuthority) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*InitAuthority) ProtoMessage() {}
-
-func (x *InitAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use InitAuthority.ProtoReflect.Descriptor instead.
-func (*InitAuthority) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
-}
-
-func (x *InitAuthority) GetKey() *AuthorityKey {
-	if x != nil {
-		return x.Key
-	}
-	return nil
-}
-
-func (x *InitAuthority) GetClusterId() string {
-	if x != nil {
-		return x.ClusterId
-	}
-	return ""
-}
-
-// AdvanceAuthority takes the next step of a rotation: from the generation that
-// its sender saw, so that a step is taken once.
-type AdvanceAuthority struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	FromGeneration uint64                 `protobuf:"varint,1,opt,name=from_generation,json=fromGeneration,proto3" json:"from_generation,omitempty"`
-	// Of the first step: the new authority.
-	Key           *AuthorityKey `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *AdvanceAuthority) Reset() {
-	*x = AdvanceAuthority{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *AdvanceAuthority) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*AdvanceAuthority) ProtoMessage() {}
-
-func (x *AdvanceAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AdvanceAuthority.ProtoReflect.Descriptor instead.
-func (*AdvanceAuthority) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
-}
-
-func (x *AdvanceAuthority) GetFromGeneration() uint64 {
-	if x != nil {
-		return x.FromGeneration
-	}
-	return 0
-}
-
-func (x *AdvanceAuthority) GetKey() *AuthorityKey {
-	if x != nil {
-		return x.Key
-	}
-	return nil
-}
-
-type CreateJoinToken struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Token         *JoinToken             `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CreateJoinToken) Reset() {
-	*x = CreateJoinToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CreateJoinToken) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CreateJoinToken) ProtoMessage() {}
-
-func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CreateJoinToken.ProtoReflect.Descriptor instead.
-func (*CreateJoinToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
-}
-
-func (x *CreateJoinToken) GetToken() *JoinToken {
-	if x != nil {
-		return x.Token
-	}
-	return nil
-}
-
-type RevokeJoinToken struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RevokeJoinToken) Reset() {
-	*x = RevokeJoinToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RevokeJoinToken) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RevokeJoinToken) ProtoMessage() {}
-
-func (x *RevokeJoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RevokeJoinToken.ProtoReflect.Descriptor instead.
-func (*RevokeJoinToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
-}
-
-func (x *RevokeJoinToken) GetId() string {
-	if x != nil {
-		return x.Id
-	}
-	return ""
-}
-
-// IssueCertificate records a certificate that the leader signed, and uses up the
-// join token that it was signed for.
-type IssueCertificate struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Holder *CertificateHolder     `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
-	// Empty: a renewal.
-	JoinTokenId string `protobuf:"bytes,2,opt,name=join_token_id,json=joinTokenId,proto3" json:"join_token_id,omitempty"`
-	// It is the signing leader's own, which needs no token.
-	Own           bool `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *IssueCertificate) Reset() {
-	*x = IssueCertificate{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *IssueCertificate) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*IssueCertificate) ProtoMessage() {}
-
-func (x *IssueCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use IssueCertificate.ProtoReflect.Descriptor instead.
-func (*IssueCertificate) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
-}
-
-func (x *IssueCertificate) GetHolder() *CertificateHolder {
-	if x != nil {
-		return x.Holder
-	}
-	return nil
-}
-
-func (x *IssueCertificate) GetJoinTokenId() string {
-	if x != nil {
-		return x.JoinTokenId
-	}
-	return ""
-}
-
-func (x *IssueCertificate) GetOwn() bool {
-	if x != nil {
-		return x.Own
-	}
-	return false
-}
-
-type DenyMember struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DenyMember) Reset() {
-	*x = DenyMember{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DenyMember) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DenyMember) ProtoMessage() {}
-
-func (x *DenyMember) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DenyMember.ProtoReflect.Descriptor instead.
-func (*DenyMember) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
-}
-
-func (x *DenyMember) GetRole() string {
-	if x != nil {
-		return x.Role
-	}
-	return ""
-}
-
-func (x *DenyMember) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
 type AuthorityKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In DER.
@@ -1892,7 +2184,7 @@ type AuthorityKey struct {
 
 func (x *AuthorityKey) Reset() {
 	*x = AuthorityKey{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2196,7 @@ func (x *AuthorityKey) String() string {
 func (*AuthorityKey) ProtoMessage() {}
 
 func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2209,7 @@ func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityKey.ProtoReflect.Descriptor instead.
 func (*AuthorityKey) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AuthorityKey) GetCertificate() []byte {
@@ -1948,7 +2240,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2252,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2265,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Authority) GetGeneration() uint64 {
@@ -2024,7 +2316,7 @@ type JoinToken struct {
 
 func (x *JoinToken) Reset() {
 	*x = JoinToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2328,7 @@ func (x *JoinToken) String() string {
 func (*JoinToken) ProtoMessage() {}
 
 func (x *JoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2341,7 @@ func (x *JoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
 func (*JoinToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *JoinToken) GetId() string {
@@ -2140,7 +2432,7 @@ type CertificateHolder struct {
 
 func (x *CertificateHolder) Reset() {
 	*x = CertificateHolder{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2444,7 @@ func (x *CertificateHolder) String() string {
 func (*CertificateHolder) ProtoMessage() {}
 
 func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2457,7 @@ func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateHolder.ProtoReflect.Descriptor instead.
 func (*CertificateHolder) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CertificateHolder) GetRole() string {
@@ -2248,7 +2540,7 @@ type Runner struct {
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2552,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2565,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Runner) GetName() string {
@@ -2386,7 +2678,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2690,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2703,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Drain) GetId() string {
@@ -2486,7 +2778,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2790,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2803,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Agent) GetName() string {
@@ -2572,7 +2864,7 @@ type Timer struct {
 
 func (x *Timer) Reset() {
 	*x = Timer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2876,7 @@ func (x *Timer) String() string {
 func (*Timer) ProtoMessage() {}
 
 func (x *Timer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2889,7 @@ func (x *Timer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timer.ProtoReflect.Descriptor instead.
 func (*Timer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Timer) GetId() string {
@@ -2659,7 +2951,7 @@ type Inbox struct {
 
 func (x *Inbox) Reset() {
 	*x = Inbox{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2963,7 @@ func (x *Inbox) String() string {
 func (*Inbox) ProtoMessage() {}
 
 func (x *Inbox) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2976,7 @@ func (x *Inbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inbox.ProtoReflect.Descriptor instead.
 func (*Inbox) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{34}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Inbox) GetAgent() string {
@@ -2738,7 +3030,7 @@ type InboxEntry struct {
 
 func (x *InboxEntry) Reset() {
 	*x = InboxEntry{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +3042,7 @@ func (x *InboxEntry) String() string {
 func (*InboxEntry) ProtoMessage() {}
 
 func (x *InboxEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +3055,7 @@ func (x *InboxEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InboxEntry.ProtoReflect.Descriptor instead.
 func (*InboxEntry) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{35}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *InboxEntry) GetAgent() string {
@@ -2836,7 +3128,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +3140,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +3153,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{36}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Token) GetId() string {
@@ -2978,7 +3270,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3282,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3295,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{37}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Workspace) GetId() string {
@@ -3068,7 +3360,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3372,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3385,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{38}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Applied) GetId() string {
@@ -3135,12 +3427,13 @@ type Answer struct {
 	//	*Answer_Workspace
 	//	*Answer_Cluster
 	//	*Answer_Heads
-	//	*Answer_Agent
-	//	*Answer_Timer
-	//	*Answer_Counted
+	//	*Answer_Member
 	//	*Answer_Holder
 	//	*Answer_Authority
 	//	*Answer_JoinToken
+	//	*Answer_Agent
+	//	*Answer_Timer
+	//	*Answer_Counted
 	Result        isAnswer_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3148,7 +3441,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3160,7 +3453,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +3466,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{39}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -3237,28 +3530,10 @@ func (x *Answer) GetHeads() *HeadsUpdated {
 	return nil
 }
 
-func (x *Answer) GetAgent() *Agent {
+func (x *Answer) GetMember() *Member {
 	if x != nil {
-		if x, ok := x.Result.(*Answer_Agent); ok {
-			return x.Agent
-		}
-	}
-	return nil
-}
-
-func (x *Answer) GetTimer() *Timer {
-	if x != nil {
-		if x, ok := x.Result.(*Answer_Timer); ok {
-			return x.Timer
-		}
-	}
-	return nil
-}
-
-func (x *Answer) GetCounted() *Counted {
-	if x != nil {
-		if x, ok := x.Result.(*Answer_Counted); ok {
-			return x.Counted
+		if x, ok := x.Result.(*Answer_Member); ok {
+			return x.Member
 		}
 	}
 	return nil
@@ -3286,6 +3561,33 @@ func (x *Answer) GetJoinToken() *JoinToken {
 	if x != nil {
 		if x, ok := x.Result.(*Answer_JoinToken); ok {
 			return x.JoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetAgent() *Agent {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Agent); ok {
+			return x.Agent
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetTimer() *Timer {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Timer); ok {
+			return x.Timer
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetCounted() *Counted {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Counted); ok {
+			return x.Counted
 		}
 	}
 	return nil
@@ -3320,16 +3622,8 @@ type Answer_Heads struct {
 	Heads *HeadsUpdated `protobuf:"bytes,6,opt,name=heads,proto3,oneof"`
 }
 
-type Answer_Agent struct {
-	Agent *Agent `protobuf:"bytes,20,opt,name=agent,proto3,oneof"`
-}
-
-type Answer_Timer struct {
-	Timer *Timer `protobuf:"bytes,21,opt,name=timer,proto3,oneof"`
-}
-
-type Answer_Counted struct {
-	Counted *Counted `protobuf:"bytes,22,opt,name=counted,proto3,oneof"`
+type Answer_Member struct {
+	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
 }
 
 type Answer_Holder struct {
@@ -3344,6 +3638,18 @@ type Answer_JoinToken struct {
 	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
 }
 
+type Answer_Agent struct {
+	Agent *Agent `protobuf:"bytes,20,opt,name=agent,proto3,oneof"`
+}
+
+type Answer_Timer struct {
+	Timer *Timer `protobuf:"bytes,21,opt,name=timer,proto3,oneof"`
+}
+
+type Answer_Counted struct {
+	Counted *Counted `protobuf:"bytes,22,opt,name=counted,proto3,oneof"`
+}
+
 func (*Answer_Failure) isAnswer_Result() {}
 
 func (*Answer_Runner) isAnswer_Result() {}
@@ -3356,17 +3662,19 @@ func (*Answer_Cluster) isAnswer_Result() {}
 
 func (*Answer_Heads) isAnswer_Result() {}
 
-func (*Answer_Agent) isAnswer_Result() {}
-
-func (*Answer_Timer) isAnswer_Result() {}
-
-func (*Answer_Counted) isAnswer_Result() {}
+func (*Answer_Member) isAnswer_Result() {}
 
 func (*Answer_Holder) isAnswer_Result() {}
 
 func (*Answer_Authority) isAnswer_Result() {}
 
 func (*Answer_JoinToken) isAnswer_Result() {}
+
+func (*Answer_Agent) isAnswer_Result() {}
+
+func (*Answer_Timer) isAnswer_Result() {}
+
+func (*Answer_Counted) isAnswer_Result() {}
 
 // Counted is how many records a command changed.
 type Counted struct {
@@ -3378,7 +3686,7 @@ type Counted struct {
 
 func (x *Counted) Reset() {
 	*x = Counted{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +3698,7 @@ func (x *Counted) String() string {
 func (*Counted) ProtoMessage() {}
 
 func (x *Counted) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +3711,7 @@ func (x *Counted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counted.ProtoReflect.Descriptor instead.
 func (*Counted) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{40}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Counted) GetChanged() uint32 {
@@ -3426,7 +3734,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3438,7 +3746,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3451,7 +3759,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{41}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Failure) GetReason() string {
@@ -3486,7 +3794,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3498,7 +3806,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3511,7 +3819,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{42}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -3539,12 +3847,13 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Token
 	//	*SnapshotRecord_Workspace
 	//	*SnapshotRecord_Applied
-	//	*SnapshotRecord_Timer
-	//	*SnapshotRecord_Inbox
-	//	*SnapshotRecord_InboxEntry
+	//	*SnapshotRecord_Member
 	//	*SnapshotRecord_Holder
 	//	*SnapshotRecord_Authority
 	//	*SnapshotRecord_JoinToken
+	//	*SnapshotRecord_Timer
+	//	*SnapshotRecord_Inbox
+	//	*SnapshotRecord_InboxEntry
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3552,7 +3861,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3564,7 +3873,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3577,7 +3886,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{43}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -3641,28 +3950,10 @@ func (x *SnapshotRecord) GetApplied() *Applied {
 	return nil
 }
 
-func (x *SnapshotRecord) GetTimer() *Timer {
+func (x *SnapshotRecord) GetMember() *Member {
 	if x != nil {
-		if x, ok := x.Record.(*SnapshotRecord_Timer); ok {
-			return x.Timer
-		}
-	}
-	return nil
-}
-
-func (x *SnapshotRecord) GetInbox() *Inbox {
-	if x != nil {
-		if x, ok := x.Record.(*SnapshotRecord_Inbox); ok {
-			return x.Inbox
-		}
-	}
-	return nil
-}
-
-func (x *SnapshotRecord) GetInboxEntry() *InboxEntry {
-	if x != nil {
-		if x, ok := x.Record.(*SnapshotRecord_InboxEntry); ok {
-			return x.InboxEntry
+		if x, ok := x.Record.(*SnapshotRecord_Member); ok {
+			return x.Member
 		}
 	}
 	return nil
@@ -3690,6 +3981,33 @@ func (x *SnapshotRecord) GetJoinToken() *JoinToken {
 	if x != nil {
 		if x, ok := x.Record.(*SnapshotRecord_JoinToken); ok {
 			return x.JoinToken
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetTimer() *Timer {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Timer); ok {
+			return x.Timer
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetInbox() *Inbox {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Inbox); ok {
+			return x.Inbox
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetInboxEntry() *InboxEntry {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_InboxEntry); ok {
+			return x.InboxEntry
 		}
 	}
 	return nil
@@ -3723,16 +4041,8 @@ type SnapshotRecord_Applied struct {
 	Applied *Applied `protobuf:"bytes,6,opt,name=applied,proto3,oneof"`
 }
 
-type SnapshotRecord_Timer struct {
-	Timer *Timer `protobuf:"bytes,20,opt,name=timer,proto3,oneof"`
-}
-
-type SnapshotRecord_Inbox struct {
-	Inbox *Inbox `protobuf:"bytes,21,opt,name=inbox,proto3,oneof"`
-}
-
-type SnapshotRecord_InboxEntry struct {
-	InboxEntry *InboxEntry `protobuf:"bytes,22,opt,name=inbox_entry,json=inboxEntry,proto3,oneof"`
+type SnapshotRecord_Member struct {
+	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
 }
 
 type SnapshotRecord_Holder struct {
@@ -3747,6 +4057,18 @@ type SnapshotRecord_JoinToken struct {
 	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
 }
 
+type SnapshotRecord_Timer struct {
+	Timer *Timer `protobuf:"bytes,20,opt,name=timer,proto3,oneof"`
+}
+
+type SnapshotRecord_Inbox struct {
+	Inbox *Inbox `protobuf:"bytes,21,opt,name=inbox,proto3,oneof"`
+}
+
+type SnapshotRecord_InboxEntry struct {
+	InboxEntry *InboxEntry `protobuf:"bytes,22,opt,name=inbox_entry,json=inboxEntry,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Header) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Runner) isSnapshotRecord_Record() {}
@@ -3759,11 +4081,7 @@ func (*SnapshotRecord_Workspace) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Applied) isSnapshotRecord_Record() {}
 
-func (*SnapshotRecord_Timer) isSnapshotRecord_Record() {}
-
-func (*SnapshotRecord_Inbox) isSnapshotRecord_Record() {}
-
-func (*SnapshotRecord_InboxEntry) isSnapshotRecord_Record() {}
+func (*SnapshotRecord_Member) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Holder) isSnapshotRecord_Record() {}
 
@@ -3771,18 +4089,26 @@ func (*SnapshotRecord_Authority) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_JoinToken) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Timer) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Inbox) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_InboxEntry) isSnapshotRecord_Record() {}
+
 type SnapshotHeader struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterId        string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NextRunnerNumber uint32                 `protobuf:"varint,3,opt,name=next_runner_number,json=nextRunnerNumber,proto3" json:"next_runner_number,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The highest version of commands that all voters can apply; 0 means 1.
+	CommandVersion uint32 `protobuf:"varint,10,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3794,7 +4120,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3807,7 +4133,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{44}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -3831,11 +4157,18 @@ func (x *SnapshotHeader) GetNextRunnerNumber() uint32 {
 	return 0
 }
 
+func (x *SnapshotHeader) GetCommandVersion() uint32 {
+	if x != nil {
+		return x.CommandVersion
+	}
+	return 0
+}
+
 var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd6\r\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa5\x0f\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -3846,6 +4179,18 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\frevoke_token\x18\a \x01(\v2\x1e.skerry.raftlog.v1.RevokeTokenH\x00R\vrevokeToken\x12O\n" +
 	"\x10assign_workspace\x18\b \x01(\v2\".skerry.raftlog.v1.AssignWorkspaceH\x00R\x0fassignWorkspace\x12C\n" +
 	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeads\x12=\n" +
+	"\n" +
+	"put_member\x18\n" +
+	" \x01(\v2\x1c.skerry.raftlog.v1.PutMemberH\x00R\tputMember\x12F\n" +
+	"\rremove_member\x18\v \x01(\v2\x1f.skerry.raftlog.v1.RemoveMemberH\x00R\fremoveMember\x12F\n" +
+	"\rraise_version\x18\f \x01(\v2\x1f.skerry.raftlog.v1.RaiseVersionH\x00R\fraiseVersion\x12@\n" +
+	"\vdeny_member\x18\x0e \x01(\v2\x1d.skerry.raftlog.v1.DenyMemberH\x00R\n" +
+	"denyMember\x12I\n" +
+	"\x0einit_authority\x18\x0f \x01(\v2 .skerry.raftlog.v1.InitAuthorityH\x00R\rinitAuthority\x12R\n" +
+	"\x11advance_authority\x18\x10 \x01(\v2#.skerry.raftlog.v1.AdvanceAuthorityH\x00R\x10advanceAuthority\x12P\n" +
+	"\x11create_join_token\x18\x11 \x01(\v2\".skerry.raftlog.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12P\n" +
+	"\x11revoke_join_token\x18\x12 \x01(\v2\".skerry.raftlog.v1.RevokeJoinTokenH\x00R\x0frevokeJoinToken\x12R\n" +
+	"\x11issue_certificate\x18\x13 \x01(\v2#.skerry.raftlog.v1.IssueCertificateH\x00R\x10issueCertificate\x12=\n" +
 	"\n" +
 	"mint_token\x18\x14 \x01(\v2\x1c.skerry.raftlog.v1.MintTokenH\x00R\tmintToken\x12C\n" +
 	"\fprune_tokens\x18\x15 \x01(\v2\x1e.skerry.raftlog.v1.PruneTokensH\x00R\vpruneTokens\x12F\n" +
@@ -3858,15 +4203,23 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"fireTimers\x12@\n" +
 	"\vrecord_ends\x18\x1c \x01(\v2\x1d.skerry.raftlog.v1.RecordEndsH\x00R\n" +
 	"recordEnds\x12:\n" +
-	"\tack_inbox\x18\x1d \x01(\v2\x1b.skerry.raftlog.v1.AckInboxH\x00R\backInbox\x12@\n" +
-	"\vdeny_member\x18\x0e \x01(\v2\x1d.skerry.raftlog.v1.DenyMemberH\x00R\n" +
-	"denyMember\x12I\n" +
-	"\x0einit_authority\x18\x0f \x01(\v2 .skerry.raftlog.v1.InitAuthorityH\x00R\rinitAuthority\x12R\n" +
-	"\x11advance_authority\x18\x10 \x01(\v2#.skerry.raftlog.v1.AdvanceAuthorityH\x00R\x10advanceAuthority\x12P\n" +
-	"\x11create_join_token\x18\x11 \x01(\v2\".skerry.raftlog.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12P\n" +
-	"\x11revoke_join_token\x18\x12 \x01(\v2\".skerry.raftlog.v1.RevokeJoinTokenH\x00R\x0frevokeJoinToken\x12R\n" +
-	"\x11issue_certificate\x18\x13 \x01(\v2#.skerry.raftlog.v1.IssueCertificateH\x00R\x10issueCertificateB\x04\n" +
-	"\x02op\",\n" +
+	"\tack_inbox\x18\x1d \x01(\v2\x1b.skerry.raftlog.v1.AckInboxH\x00R\backInboxB\x04\n" +
+	"\x02op\">\n" +
+	"\tPutMember\x121\n" +
+	"\x06member\x18\x01 \x01(\v2\x19.skerry.raftlog.v1.MemberR\x06member\"\"\n" +
+	"\fRemoveMember\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"(\n" +
+	"\fRaiseVersion\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\"\xa3\x02\n" +
+	"\x06Member\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
+	"\bendpoint\x18\x03 \x01(\tR\bendpoint\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12'\n" +
+	"\x0fcommand_version\x18\x05 \x01(\rR\x0ecommandVersion\x12 \n" +
+	"\vincarnation\x18\x06 \x01(\tR\vincarnation\x124\n" +
+	"\achanged\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x124\n" +
+	"\aremoved\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aremoved\",\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\"\xea\x01\n" +
@@ -3901,7 +4254,26 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x06parent\x18\x05 \x01(\tR\x06parent\x12\x16\n" +
 	"\x06commit\x18\x06 \x01(\tR\x06commit\x12\x14\n" +
 	"\x05state\x18\a \x01(\tR\x05state\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\"^\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"a\n" +
+	"\rInitAuthority\x121\n" +
+	"\x03key\x18\x01 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\"n\n" +
+	"\x10AdvanceAuthority\x12'\n" +
+	"\x0ffrom_generation\x18\x01 \x01(\x04R\x0efromGeneration\x121\n" +
+	"\x03key\x18\x02 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\"E\n" +
+	"\x0fCreateJoinToken\x122\n" +
+	"\x05token\x18\x01 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenR\x05token\"!\n" +
+	"\x0fRevokeJoinToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x86\x01\n" +
+	"\x10IssueCertificate\x12<\n" +
+	"\x06holder\x18\x01 \x01(\v2$.skerry.raftlog.v1.CertificateHolderR\x06holder\x12\"\n" +
+	"\rjoin_token_id\x18\x02 \x01(\tR\vjoinTokenId\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\bR\x03own\"4\n" +
+	"\n" +
+	"DenyMember\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"^\n" +
 	"\tMintToken\x12.\n" +
 	"\x05token\x18\x01 \x01(\v2\x18.skerry.raftlog.v1.TokenR\x05token\x12!\n" +
 	"\fagent_parent\x18\x02 \x01(\tR\vagentParent\"W\n" +
@@ -3942,26 +4314,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x04seen\x18\x06 \x01(\bR\x04seen\":\n" +
 	"\bAckInbox\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x18\n" +
-	"\athrough\x18\x02 \x01(\x04R\athrough\"a\n" +
-	"\rInitAuthority\x121\n" +
-	"\x03key\x18\x01 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\x12\x1d\n" +
-	"\n" +
-	"cluster_id\x18\x02 \x01(\tR\tclusterId\"n\n" +
-	"\x10AdvanceAuthority\x12'\n" +
-	"\x0ffrom_generation\x18\x01 \x01(\x04R\x0efromGeneration\x121\n" +
-	"\x03key\x18\x02 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\"E\n" +
-	"\x0fCreateJoinToken\x122\n" +
-	"\x05token\x18\x01 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenR\x05token\"!\n" +
-	"\x0fRevokeJoinToken\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x86\x01\n" +
-	"\x10IssueCertificate\x12<\n" +
-	"\x06holder\x18\x01 \x01(\v2$.skerry.raftlog.v1.CertificateHolderR\x06holder\x12\"\n" +
-	"\rjoin_token_id\x18\x02 \x01(\tR\vjoinTokenId\x12\x10\n" +
-	"\x03own\x18\x03 \x01(\bR\x03own\"4\n" +
-	"\n" +
-	"DenyMember\x12\x12\n" +
-	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"B\n" +
+	"\athrough\x18\x02 \x01(\x04R\athrough\"B\n" +
 	"\fAuthorityKey\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\"\xac\x01\n" +
@@ -4077,21 +4430,23 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xc0\x05\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xf5\x05\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05token\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x04 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x12=\n" +
 	"\acluster\x18\x05 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\acluster\x127\n" +
-	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x120\n" +
-	"\x05agent\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
-	"\x05timer\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x126\n" +
-	"\acounted\x18\x16 \x01(\v2\x1a.skerry.raftlog.v1.CountedH\x00R\acounted\x12>\n" +
+	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x123\n" +
+	"\x06member\x18\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06member\x12>\n" +
 	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
 	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
 	"\n" +
-	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinToken\x120\n" +
+	"\x05agent\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
+	"\x05timer\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x126\n" +
+	"\acounted\x18\x16 \x01(\v2\x1a.skerry.raftlog.v1.CountedH\x00R\acountedB\b\n" +
 	"\x06result\"#\n" +
 	"\aCounted\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\"Q\n" +
@@ -4101,28 +4456,32 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\xc9\x05\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xfe\x05\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05agent\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
 	"\x05token\x18\x04 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x05 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x126\n" +
-	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x120\n" +
-	"\x05timer\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x120\n" +
-	"\x05inbox\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.InboxH\x00R\x05inbox\x12@\n" +
-	"\vinbox_entry\x18\x16 \x01(\v2\x1d.skerry.raftlog.v1.InboxEntryH\x00R\n" +
-	"inboxEntry\x12>\n" +
+	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x123\n" +
+	"\x06member\x18\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06member\x12>\n" +
 	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
 	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
 	"\n" +
-	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
-	"\x06record\"w\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinToken\x120\n" +
+	"\x05timer\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x120\n" +
+	"\x05inbox\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.InboxH\x00R\x05inbox\x12@\n" +
+	"\vinbox_entry\x18\x16 \x01(\v2\x1d.skerry.raftlog.v1.InboxEntryH\x00R\n" +
+	"inboxEntryB\b\n" +
+	"\x06record\"\xa0\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12,\n" +
-	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumberB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
+	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumber\x12'\n" +
+	"\x0fcommand_version\x18\n" +
+	" \x01(\rR\x0ecommandVersionB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
 
 var (
 	file_skerry_raftlog_v1_raftlog_proto_rawDescOnce sync.Once
@@ -4136,149 +4495,161 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
-	(*InitCluster)(nil),           // 1: skerry.raftlog.v1.InitCluster
-	(*RegisterRunner)(nil),        // 2: skerry.raftlog.v1.RegisterRunner
-	(*SetRunnerState)(nil),        // 3: skerry.raftlog.v1.SetRunnerState
-	(*CreateToken)(nil),           // 4: skerry.raftlog.v1.CreateToken
-	(*RevokeToken)(nil),           // 5: skerry.raftlog.v1.RevokeToken
-	(*AssignWorkspace)(nil),       // 6: skerry.raftlog.v1.AssignWorkspace
-	(*UpdateHeads)(nil),           // 7: skerry.raftlog.v1.UpdateHeads
-	(*Head)(nil),                  // 8: skerry.raftlog.v1.Head
-	(*MintToken)(nil),             // 9: skerry.raftlog.v1.MintToken
-	(*PruneTokens)(nil),           // 10: skerry.raftlog.v1.PruneTokens
-	(*ArchiveAgent)(nil),          // 11: skerry.raftlog.v1.ArchiveAgent
-	(*ScheduleRunner)(nil),        // 12: skerry.raftlog.v1.ScheduleRunner
-	(*RemoveRunner)(nil),          // 13: skerry.raftlog.v1.RemoveRunner
-	(*CreateTimer)(nil),           // 14: skerry.raftlog.v1.CreateTimer
-	(*CancelTimer)(nil),           // 15: skerry.raftlog.v1.CancelTimer
-	(*FireTimers)(nil),            // 16: skerry.raftlog.v1.FireTimers
-	(*RecordEnds)(nil),            // 17: skerry.raftlog.v1.RecordEnds
-	(*End)(nil),                   // 18: skerry.raftlog.v1.End
-	(*AckInbox)(nil),              // 19: skerry.raftlog.v1.AckInbox
-	(*InitAuthority)(nil),         // 20: skerry.raftlog.v1.InitAuthority
-	(*AdvanceAuthority)(nil),      // 21: skerry.raftlog.v1.AdvanceAuthority
-	(*CreateJoinToken)(nil),       // 22: skerry.raftlog.v1.CreateJoinToken
-	(*RevokeJoinToken)(nil),       // 23: skerry.raftlog.v1.RevokeJoinToken
-	(*IssueCertificate)(nil),      // 24: skerry.raftlog.v1.IssueCertificate
-	(*DenyMember)(nil),            // 25: skerry.raftlog.v1.DenyMember
-	(*AuthorityKey)(nil),          // 26: skerry.raftlog.v1.AuthorityKey
-	(*Authority)(nil),             // 27: skerry.raftlog.v1.Authority
-	(*JoinToken)(nil),             // 28: skerry.raftlog.v1.JoinToken
-	(*CertificateHolder)(nil),     // 29: skerry.raftlog.v1.CertificateHolder
-	(*Runner)(nil),                // 30: skerry.raftlog.v1.Runner
-	(*Drain)(nil),                 // 31: skerry.raftlog.v1.Drain
-	(*Agent)(nil),                 // 32: skerry.raftlog.v1.Agent
-	(*Timer)(nil),                 // 33: skerry.raftlog.v1.Timer
-	(*Inbox)(nil),                 // 34: skerry.raftlog.v1.Inbox
-	(*InboxEntry)(nil),            // 35: skerry.raftlog.v1.InboxEntry
-	(*Token)(nil),                 // 36: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 37: skerry.raftlog.v1.Workspace
-	(*Applied)(nil),               // 38: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 39: skerry.raftlog.v1.Answer
-	(*Counted)(nil),               // 40: skerry.raftlog.v1.Counted
-	(*Failure)(nil),               // 41: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 42: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 43: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 44: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 45: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 46: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
+	(*PutMember)(nil),             // 1: skerry.raftlog.v1.PutMember
+	(*RemoveMember)(nil),          // 2: skerry.raftlog.v1.RemoveMember
+	(*RaiseVersion)(nil),          // 3: skerry.raftlog.v1.RaiseVersion
+	(*Member)(nil),                // 4: skerry.raftlog.v1.Member
+	(*InitCluster)(nil),           // 5: skerry.raftlog.v1.InitCluster
+	(*RegisterRunner)(nil),        // 6: skerry.raftlog.v1.RegisterRunner
+	(*SetRunnerState)(nil),        // 7: skerry.raftlog.v1.SetRunnerState
+	(*CreateToken)(nil),           // 8: skerry.raftlog.v1.CreateToken
+	(*RevokeToken)(nil),           // 9: skerry.raftlog.v1.RevokeToken
+	(*AssignWorkspace)(nil),       // 10: skerry.raftlog.v1.AssignWorkspace
+	(*UpdateHeads)(nil),           // 11: skerry.raftlog.v1.UpdateHeads
+	(*Head)(nil),                  // 12: skerry.raftlog.v1.Head
+	(*InitAuthority)(nil),         // 13: skerry.raftlog.v1.InitAuthority
+	(*AdvanceAuthority)(nil),      // 14: skerry.raftlog.v1.AdvanceAuthority
+	(*CreateJoinToken)(nil),       // 15: skerry.raftlog.v1.CreateJoinToken
+	(*RevokeJoinToken)(nil),       // 16: skerry.raftlog.v1.RevokeJoinToken
+	(*IssueCertificate)(nil),      // 17: skerry.raftlog.v1.IssueCertificate
+	(*DenyMember)(nil),            // 18: skerry.raftlog.v1.DenyMember
+	(*MintToken)(nil),             // 19: skerry.raftlog.v1.MintToken
+	(*PruneTokens)(nil),           // 20: skerry.raftlog.v1.PruneTokens
+	(*ArchiveAgent)(nil),          // 21: skerry.raftlog.v1.ArchiveAgent
+	(*ScheduleRunner)(nil),        // 22: skerry.raftlog.v1.ScheduleRunner
+	(*RemoveRunner)(nil),          // 23: skerry.raftlog.v1.RemoveRunner
+	(*CreateTimer)(nil),           // 24: skerry.raftlog.v1.CreateTimer
+	(*CancelTimer)(nil),           // 25: skerry.raftlog.v1.CancelTimer
+	(*FireTimers)(nil),            // 26: skerry.raftlog.v1.FireTimers
+	(*RecordEnds)(nil),            // 27: skerry.raftlog.v1.RecordEnds
+	(*End)(nil),                   // 28: skerry.raftlog.v1.End
+	(*AckInbox)(nil),              // 29: skerry.raftlog.v1.AckInbox
+	(*AuthorityKey)(nil),          // 30: skerry.raftlog.v1.AuthorityKey
+	(*Authority)(nil),             // 31: skerry.raftlog.v1.Authority
+	(*JoinToken)(nil),             // 32: skerry.raftlog.v1.JoinToken
+	(*CertificateHolder)(nil),     // 33: skerry.raftlog.v1.CertificateHolder
+	(*Runner)(nil),                // 34: skerry.raftlog.v1.Runner
+	(*Drain)(nil),                 // 35: skerry.raftlog.v1.Drain
+	(*Agent)(nil),                 // 36: skerry.raftlog.v1.Agent
+	(*Timer)(nil),                 // 37: skerry.raftlog.v1.Timer
+	(*Inbox)(nil),                 // 38: skerry.raftlog.v1.Inbox
+	(*InboxEntry)(nil),            // 39: skerry.raftlog.v1.InboxEntry
+	(*Token)(nil),                 // 40: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 41: skerry.raftlog.v1.Workspace
+	(*Applied)(nil),               // 42: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 43: skerry.raftlog.v1.Answer
+	(*Counted)(nil),               // 44: skerry.raftlog.v1.Counted
+	(*Failure)(nil),               // 45: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 46: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 47: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 48: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 49: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 50: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	47, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
-	1,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
-	2,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
-	3,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
-	4,  // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
-	5,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
-	6,  // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
-	7,  // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
-	9,  // 8: skerry.raftlog.v1.Command.mint_token:type_name -> skerry.raftlog.v1.MintToken
-	10, // 9: skerry.raftlog.v1.Command.prune_tokens:type_name -> skerry.raftlog.v1.PruneTokens
-	11, // 10: skerry.raftlog.v1.Command.archive_agent:type_name -> skerry.raftlog.v1.ArchiveAgent
-	12, // 11: skerry.raftlog.v1.Command.schedule_runner:type_name -> skerry.raftlog.v1.ScheduleRunner
-	13, // 12: skerry.raftlog.v1.Command.remove_runner:type_name -> skerry.raftlog.v1.RemoveRunner
-	14, // 13: skerry.raftlog.v1.Command.create_timer:type_name -> skerry.raftlog.v1.CreateTimer
-	15, // 14: skerry.raftlog.v1.Command.cancel_timer:type_name -> skerry.raftlog.v1.CancelTimer
-	16, // 15: skerry.raftlog.v1.Command.fire_timers:type_name -> skerry.raftlog.v1.FireTimers
-	17, // 16: skerry.raftlog.v1.Command.record_ends:type_name -> skerry.raftlog.v1.RecordEnds
-	19, // 17: skerry.raftlog.v1.Command.ack_inbox:type_name -> skerry.raftlog.v1.AckInbox
-	25, // 18: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
-	20, // 19: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
-	21, // 20: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
-	22, // 21: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
-	23, // 22: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
-	24, // 23: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
-	45, // 24: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	36, // 25: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	8,  // 26: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	36, // 27: skerry.raftlog.v1.MintToken.token:type_name -> skerry.raftlog.v1.Token
-	47, // 28: skerry.raftlog.v1.PruneTokens.before:type_name -> google.protobuf.Timestamp
-	31, // 29: skerry.raftlog.v1.ScheduleRunner.drain:type_name -> skerry.raftlog.v1.Drain
-	33, // 30: skerry.raftlog.v1.CreateTimer.timer:type_name -> skerry.raftlog.v1.Timer
-	18, // 31: skerry.raftlog.v1.RecordEnds.ends:type_name -> skerry.raftlog.v1.End
-	26, // 32: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
-	26, // 33: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
-	28, // 34: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
-	29, // 35: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	26, // 36: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
-	47, // 37: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
-	47, // 38: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
-	47, // 39: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
-	47, // 40: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
-	47, // 41: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
-	47, // 42: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
-	47, // 43: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
-	47, // 44: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
-	46, // 45: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	47, // 46: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	31, // 47: skerry.raftlog.v1.Runner.drain:type_name -> skerry.raftlog.v1.Drain
-	47, // 48: skerry.raftlog.v1.Drain.started:type_name -> google.protobuf.Timestamp
-	47, // 49: skerry.raftlog.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
-	47, // 50: skerry.raftlog.v1.Drain.ended:type_name -> google.protobuf.Timestamp
-	47, // 51: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	47, // 52: skerry.raftlog.v1.Agent.archived:type_name -> google.protobuf.Timestamp
-	47, // 53: skerry.raftlog.v1.Timer.due:type_name -> google.protobuf.Timestamp
-	47, // 54: skerry.raftlog.v1.Timer.created:type_name -> google.protobuf.Timestamp
-	47, // 55: skerry.raftlog.v1.InboxEntry.time:type_name -> google.protobuf.Timestamp
-	47, // 56: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	47, // 57: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	47, // 58: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	8,  // 59: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	47, // 60: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	47, // 61: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	41, // 62: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	30, // 63: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	36, // 64: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	37, // 65: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	44, // 66: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	42, // 67: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	32, // 68: skerry.raftlog.v1.Answer.agent:type_name -> skerry.raftlog.v1.Agent
-	33, // 69: skerry.raftlog.v1.Answer.timer:type_name -> skerry.raftlog.v1.Timer
-	40, // 70: skerry.raftlog.v1.Answer.counted:type_name -> skerry.raftlog.v1.Counted
-	29, // 71: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	27, // 72: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
-	28, // 73: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
-	44, // 74: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	30, // 75: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	32, // 76: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	36, // 77: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	37, // 78: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	38, // 79: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	33, // 80: skerry.raftlog.v1.SnapshotRecord.timer:type_name -> skerry.raftlog.v1.Timer
-	34, // 81: skerry.raftlog.v1.SnapshotRecord.inbox:type_name -> skerry.raftlog.v1.Inbox
-	35, // 82: skerry.raftlog.v1.SnapshotRecord.inbox_entry:type_name -> skerry.raftlog.v1.InboxEntry
-	29, // 83: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	27, // 84: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
-	28, // 85: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
-	86, // [86:86] is the sub-list for method output_type
-	86, // [86:86] is the sub-list for method input_type
-	86, // [86:86] is the sub-list for extension type_name
-	86, // [86:86] is the sub-list for extension extendee
-	0,  // [0:86] is the sub-list for field type_name
+	51, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	5,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
+	6,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
+	7,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
+	8,  // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
+	9,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
+	10, // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
+	11, // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
+	1,  // 8: skerry.raftlog.v1.Command.put_member:type_name -> skerry.raftlog.v1.PutMember
+	2,  // 9: skerry.raftlog.v1.Command.remove_member:type_name -> skerry.raftlog.v1.RemoveMember
+	3,  // 10: skerry.raftlog.v1.Command.raise_version:type_name -> skerry.raftlog.v1.RaiseVersion
+	18, // 11: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
+	13, // 12: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
+	14, // 13: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
+	15, // 14: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
+	16, // 15: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
+	17, // 16: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
+	19, // 17: skerry.raftlog.v1.Command.mint_token:type_name -> skerry.raftlog.v1.MintToken
+	20, // 18: skerry.raftlog.v1.Command.prune_tokens:type_name -> skerry.raftlog.v1.PruneTokens
+	21, // 19: skerry.raftlog.v1.Command.archive_agent:type_name -> skerry.raftlog.v1.ArchiveAgent
+	22, // 20: skerry.raftlog.v1.Command.schedule_runner:type_name -> skerry.raftlog.v1.ScheduleRunner
+	23, // 21: skerry.raftlog.v1.Command.remove_runner:type_name -> skerry.raftlog.v1.RemoveRunner
+	24, // 22: skerry.raftlog.v1.Command.create_timer:type_name -> skerry.raftlog.v1.CreateTimer
+	25, // 23: skerry.raftlog.v1.Command.cancel_timer:type_name -> skerry.raftlog.v1.CancelTimer
+	26, // 24: skerry.raftlog.v1.Command.fire_timers:type_name -> skerry.raftlog.v1.FireTimers
+	27, // 25: skerry.raftlog.v1.Command.record_ends:type_name -> skerry.raftlog.v1.RecordEnds
+	29, // 26: skerry.raftlog.v1.Command.ack_inbox:type_name -> skerry.raftlog.v1.AckInbox
+	4,  // 27: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
+	51, // 28: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
+	51, // 29: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
+	49, // 30: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	40, // 31: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	12, // 32: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	30, // 33: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	30, // 34: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	32, // 35: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
+	33, // 36: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	40, // 37: skerry.raftlog.v1.MintToken.token:type_name -> skerry.raftlog.v1.Token
+	51, // 38: skerry.raftlog.v1.PruneTokens.before:type_name -> google.protobuf.Timestamp
+	35, // 39: skerry.raftlog.v1.ScheduleRunner.drain:type_name -> skerry.raftlog.v1.Drain
+	37, // 40: skerry.raftlog.v1.CreateTimer.timer:type_name -> skerry.raftlog.v1.Timer
+	28, // 41: skerry.raftlog.v1.RecordEnds.ends:type_name -> skerry.raftlog.v1.End
+	30, // 42: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
+	51, // 43: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
+	51, // 44: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
+	51, // 45: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
+	51, // 46: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
+	51, // 47: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
+	51, // 48: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
+	51, // 49: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
+	51, // 50: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
+	50, // 51: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	51, // 52: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	35, // 53: skerry.raftlog.v1.Runner.drain:type_name -> skerry.raftlog.v1.Drain
+	51, // 54: skerry.raftlog.v1.Drain.started:type_name -> google.protobuf.Timestamp
+	51, // 55: skerry.raftlog.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
+	51, // 56: skerry.raftlog.v1.Drain.ended:type_name -> google.protobuf.Timestamp
+	51, // 57: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	51, // 58: skerry.raftlog.v1.Agent.archived:type_name -> google.protobuf.Timestamp
+	51, // 59: skerry.raftlog.v1.Timer.due:type_name -> google.protobuf.Timestamp
+	51, // 60: skerry.raftlog.v1.Timer.created:type_name -> google.protobuf.Timestamp
+	51, // 61: skerry.raftlog.v1.InboxEntry.time:type_name -> google.protobuf.Timestamp
+	51, // 62: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	51, // 63: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	51, // 64: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	12, // 65: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	51, // 66: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	51, // 67: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	45, // 68: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	34, // 69: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	40, // 70: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	41, // 71: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	48, // 72: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	46, // 73: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	4,  // 74: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
+	33, // 75: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	31, // 76: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
+	32, // 77: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	36, // 78: skerry.raftlog.v1.Answer.agent:type_name -> skerry.raftlog.v1.Agent
+	37, // 79: skerry.raftlog.v1.Answer.timer:type_name -> skerry.raftlog.v1.Timer
+	44, // 80: skerry.raftlog.v1.Answer.counted:type_name -> skerry.raftlog.v1.Counted
+	48, // 81: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	34, // 82: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	36, // 83: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	40, // 84: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	41, // 85: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	42, // 86: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	4,  // 87: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
+	33, // 88: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	31, // 89: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
+	32, // 90: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	37, // 91: skerry.raftlog.v1.SnapshotRecord.timer:type_name -> skerry.raftlog.v1.Timer
+	38, // 92: skerry.raftlog.v1.SnapshotRecord.inbox:type_name -> skerry.raftlog.v1.Inbox
+	39, // 93: skerry.raftlog.v1.SnapshotRecord.inbox_entry:type_name -> skerry.raftlog.v1.InboxEntry
+	94, // [94:94] is the sub-list for method output_type
+	94, // [94:94] is the sub-list for method input_type
+	94, // [94:94] is the sub-list for extension type_name
+	94, // [94:94] is the sub-list for extension extendee
+	0,  // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -4294,6 +4665,15 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_RevokeToken)(nil),
 		(*Command_AssignWorkspace)(nil),
 		(*Command_UpdateHeads)(nil),
+		(*Command_PutMember)(nil),
+		(*Command_RemoveMember)(nil),
+		(*Command_RaiseVersion)(nil),
+		(*Command_DenyMember)(nil),
+		(*Command_InitAuthority)(nil),
+		(*Command_AdvanceAuthority)(nil),
+		(*Command_CreateJoinToken)(nil),
+		(*Command_RevokeJoinToken)(nil),
+		(*Command_IssueCertificate)(nil),
 		(*Command_MintToken)(nil),
 		(*Command_PruneTokens)(nil),
 		(*Command_ArchiveAgent)(nil),
@@ -4304,40 +4684,36 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_FireTimers)(nil),
 		(*Command_RecordEnds)(nil),
 		(*Command_AckInbox)(nil),
-		(*Command_DenyMember)(nil),
-		(*Command_InitAuthority)(nil),
-		(*Command_AdvanceAuthority)(nil),
-		(*Command_CreateJoinToken)(nil),
-		(*Command_RevokeJoinToken)(nil),
-		(*Command_IssueCertificate)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[39].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[43].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
 		(*Answer_Workspace)(nil),
 		(*Answer_Cluster)(nil),
 		(*Answer_Heads)(nil),
-		(*Answer_Agent)(nil),
-		(*Answer_Timer)(nil),
-		(*Answer_Counted)(nil),
+		(*Answer_Member)(nil),
 		(*Answer_Holder)(nil),
 		(*Answer_Authority)(nil),
 		(*Answer_JoinToken)(nil),
+		(*Answer_Agent)(nil),
+		(*Answer_Timer)(nil),
+		(*Answer_Counted)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[43].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[47].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
 		(*SnapshotRecord_Token)(nil),
 		(*SnapshotRecord_Workspace)(nil),
 		(*SnapshotRecord_Applied)(nil),
-		(*SnapshotRecord_Timer)(nil),
-		(*SnapshotRecord_Inbox)(nil),
-		(*SnapshotRecord_InboxEntry)(nil),
+		(*SnapshotRecord_Member)(nil),
 		(*SnapshotRecord_Holder)(nil),
 		(*SnapshotRecord_Authority)(nil),
 		(*SnapshotRecord_JoinToken)(nil),
+		(*SnapshotRecord_Timer)(nil),
+		(*SnapshotRecord_Inbox)(nil),
+		(*SnapshotRecord_InboxEntry)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4345,7 +4721,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -59,6 +59,9 @@ const (
 	// RunnerControlServiceWatchWorkspacesProcedure is the fully-qualified name of the
 	// RunnerControlService's WatchWorkspaces RPC.
 	RunnerControlServiceWatchWorkspacesProcedure = "/skerry.v1.RunnerControlService/WatchWorkspaces"
+	// RunnerControlServiceRefreshCertificateProcedure is the fully-qualified name of the
+	// RunnerControlService's RefreshCertificate RPC.
+	RunnerControlServiceRefreshCertificateProcedure = "/skerry.v1.RunnerControlService/RefreshCertificate"
 	// RunnerControlServiceWatchEndsProcedure is the fully-qualified name of the RunnerControlService's
 	// WatchEnds RPC.
 	RunnerControlServiceWatchEndsProcedure = "/skerry.v1.RunnerControlService/WatchEnds"
@@ -298,6 +301,9 @@ type RunnerControlServiceClient interface {
 	Attach(context.Context, *connect.Request[v1.AttachRequest]) (*connect.Response[v1.AttachResponse], error)
 	// WatchWorkspaces streams the state of every workspace of the runner, then each change.
 	WatchWorkspaces(context.Context, *connect.Request[v1.WatchWorkspacesRequest]) (*connect.ServerStreamForClient[v1.WatchWorkspacesResponse], error)
+	// RefreshCertificate has the runner ask for its next certificate now, since the
+	// cluster's authority has changed. It does not wait for that.
+	RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error)
 	// WatchEnds streams the ends of executions after a number, then each new one.
 	WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest]) (*connect.ServerStreamForClient[v1.WatchEndsResponse], error)
 	// FindExecution tells whose an execution is.
@@ -330,6 +336,12 @@ func NewRunnerControlServiceClient(httpClient connect.HTTPClient, baseURL string
 			connect.WithSchema(runnerControlServiceMethods.ByName("WatchWorkspaces")),
 			connect.WithClientOptions(opts...),
 		),
+		refreshCertificate: connect.NewClient[v1.RefreshCertificateRequest, v1.RefreshCertificateResponse](
+			httpClient,
+			baseURL+RunnerControlServiceRefreshCertificateProcedure,
+			connect.WithSchema(runnerControlServiceMethods.ByName("RefreshCertificate")),
+			connect.WithClientOptions(opts...),
+		),
 		watchEnds: connect.NewClient[v1.WatchEndsRequest, v1.WatchEndsResponse](
 			httpClient,
 			baseURL+RunnerControlServiceWatchEndsProcedure,
@@ -353,11 +365,12 @@ func NewRunnerControlServiceClient(httpClient connect.HTTPClient, baseURL string
 
 // runnerControlServiceClient implements RunnerControlServiceClient.
 type runnerControlServiceClient struct {
-	attach          *connect.Client[v1.AttachRequest, v1.AttachResponse]
-	watchWorkspaces *connect.Client[v1.WatchWorkspacesRequest, v1.WatchWorkspacesResponse]
-	watchEnds       *connect.Client[v1.WatchEndsRequest, v1.WatchEndsResponse]
-	findExecution   *connect.Client[v1.FindExecutionRequest, v1.FindExecutionResponse]
-	countLive       *connect.Client[v1.CountLiveRequest, v1.CountLiveResponse]
+	attach             *connect.Client[v1.AttachRequest, v1.AttachResponse]
+	watchWorkspaces    *connect.Client[v1.WatchWorkspacesRequest, v1.WatchWorkspacesResponse]
+	refreshCertificate *connect.Client[v1.RefreshCertificateRequest, v1.RefreshCertificateResponse]
+	watchEnds          *connect.Client[v1.WatchEndsRequest, v1.WatchEndsResponse]
+	findExecution      *connect.Client[v1.FindExecutionRequest, v1.FindExecutionResponse]
+	countLive          *connect.Client[v1.CountLiveRequest, v1.CountLiveResponse]
 }
 
 // Attach calls skerry.v1.RunnerControlService.Attach.
@@ -368,6 +381,11 @@ func (c *runnerControlServiceClient) Attach(ctx context.Context, req *connect.Re
 // WatchWorkspaces calls skerry.v1.RunnerControlService.WatchWorkspaces.
 func (c *runnerControlServiceClient) WatchWorkspaces(ctx context.Context, req *connect.Request[v1.WatchWorkspacesRequest]) (*connect.ServerStreamForClient[v1.WatchWorkspacesResponse], error) {
 	return c.watchWorkspaces.CallServerStream(ctx, req)
+}
+
+// RefreshCertificate calls skerry.v1.RunnerControlService.RefreshCertificate.
+func (c *runnerControlServiceClient) RefreshCertificate(ctx context.Context, req *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error) {
+	return c.refreshCertificate.CallUnary(ctx, req)
 }
 
 // WatchEnds calls skerry.v1.RunnerControlService.WatchEnds.
@@ -391,6 +409,9 @@ type RunnerControlServiceHandler interface {
 	Attach(context.Context, *connect.Request[v1.AttachRequest]) (*connect.Response[v1.AttachResponse], error)
 	// WatchWorkspaces streams the state of every workspace of the runner, then each change.
 	WatchWorkspaces(context.Context, *connect.Request[v1.WatchWorkspacesRequest], *connect.ServerStream[v1.WatchWorkspacesResponse]) error
+	// RefreshCertificate has the runner ask for its next certificate now, since the
+	// cluster's authority has changed. It does not wait for that.
+	RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error)
 	// WatchEnds streams the ends of executions after a number, then each new one.
 	WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest], *connect.ServerStream[v1.WatchEndsResponse]) error
 	// FindExecution tells whose an execution is.
@@ -419,6 +440,12 @@ func NewRunnerControlServiceHandler(svc RunnerControlServiceHandler, opts ...con
 		connect.WithSchema(runnerControlServiceMethods.ByName("WatchWorkspaces")),
 		connect.WithHandlerOptions(opts...),
 	)
+	runnerControlServiceRefreshCertificateHandler := connect.NewUnaryHandler(
+		RunnerControlServiceRefreshCertificateProcedure,
+		svc.RefreshCertificate,
+		connect.WithSchema(runnerControlServiceMethods.ByName("RefreshCertificate")),
+		connect.WithHandlerOptions(opts...),
+	)
 	runnerControlServiceWatchEndsHandler := connect.NewServerStreamHandler(
 		RunnerControlServiceWatchEndsProcedure,
 		svc.WatchEnds,
@@ -443,6 +470,8 @@ func NewRunnerControlServiceHandler(svc RunnerControlServiceHandler, opts ...con
 			runnerControlServiceAttachHandler.ServeHTTP(w, r)
 		case RunnerControlServiceWatchWorkspacesProcedure:
 			runnerControlServiceWatchWorkspacesHandler.ServeHTTP(w, r)
+		case RunnerControlServiceRefreshCertificateProcedure:
+			runnerControlServiceRefreshCertificateHandler.ServeHTTP(w, r)
 		case RunnerControlServiceWatchEndsProcedure:
 			runnerControlServiceWatchEndsHandler.ServeHTTP(w, r)
 		case RunnerControlServiceFindExecutionProcedure:
@@ -464,6 +493,10 @@ func (UnimplementedRunnerControlServiceHandler) Attach(context.Context, *connect
 
 func (UnimplementedRunnerControlServiceHandler) WatchWorkspaces(context.Context, *connect.Request[v1.WatchWorkspacesRequest], *connect.ServerStream[v1.WatchWorkspacesResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.WatchWorkspaces is not implemented"))
+}
+
+func (UnimplementedRunnerControlServiceHandler) RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.RefreshCertificate is not implemented"))
 }
 
 func (UnimplementedRunnerControlServiceHandler) WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest], *connect.ServerStream[v1.WatchEndsResponse]) error {
