@@ -170,7 +170,7 @@ func (c *Coordinator) commitRunnerState(ctx context.Context, name, state string)
 
 // markDown commits that a runner stayed away.
 func (c *Coordinator) markDown(name string) {
-	if c.links.get(name) != nil {
+	if c.links.get(name) != nil || !c.leads() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
