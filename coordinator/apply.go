@@ -105,6 +105,9 @@ func refusal(f *raftlogv1.Failure) *problem.Error {
 		problem.PermissionDenied: connect.CodePermissionDenied,
 		problem.AuthorityChanged: connect.CodeAborted,
 		problem.MemberRemoved:    connect.CodeFailedPrecondition,
+		problem.AgentArchived:    connect.CodeFailedPrecondition,
+		problem.RunnerCordoned:   connect.CodeFailedPrecondition,
+		problem.RunnerInUse:      connect.CodeFailedPrecondition,
 	}
 	code, ok := codes[f.GetReason()]
 	if !ok {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -35,7 +36,7 @@ const (
 
 // found makes the authority of a new cluster and this coordinator's certificate,
 // before there is a replicated state that could hold them.
-func found(dir, name string, me *pki.Identity) error {
+func found(dir, name string, hosts []string, me *pki.Identity) error {
 	path := filepath.Join(dir, authorityFile)
 	raw, err := os.ReadFile(path)
 	var first raftlogv1.InitAuthority
@@ -71,7 +72,7 @@ func found(dir, name string, me *pki.Identity) error {
 	if err != nil {
 		return err
 	}
-	cert, err := authority.Sign(request, pki.Peer{Cluster: first.GetClusterId(), Role: pki.RoleCoordinator, Name: name}, time.Now(), certificateLife)
+	cert, err := authority.Sign(request, pki.Peer{Cluster: first.GetClusterId(), Role: pki.RoleCoordinator, Name: name}, hosts, time.Now(), certificateLife)
 	if err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (c *Coordinator) renewOwn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cert, bundle, err := c.issue(ctx, pki.Peer{Role: pki.RoleCoordinator, Name: c.name()}, request, &raftlogv1.IssueCertificate{Own: true})
+	cert, bundle, err := c.issue(ctx, pki.Peer{Role: pki.RoleCoordinator, Name: c.name()}, request, c.cfg.hosts(), &raftlogv1.IssueCertificate{Own: true})
 	if err != nil {
 		return fmt.Errorf("certificate of this coordinator: %w", err)
 	}
@@ -160,16 +161,15 @@ func bundleOf(a *raftlogv1.Authority) (out []byte) {
 // signer is the authority that signs.
 func signer(a *raftlogv1.Authority) (*ca.Authority, error) {
 	if len(a.GetKeys()) == 0 {
-		return nil, problem.New(0, problem.Internal, "", "the cluster has no authority")
+		return nil, problem.New(connect.CodeUnavailable, problem.NotLeader, "repeat the call", "the cluster has no authority yet").Retry()
 	}
-	i := 0
-	return ca.Load(a.GetKeys()[i].GetCertificate(), a.GetKeys()[i].GetKey())
+	return ca.Load(a.GetKeys()[0].GetCertificate(), a.GetKeys()[0].GetKey())
 }
 
 // issue signs a certificate for peer and gives it away once the state has taken
 // it: what op says of why decides that. An authority that changes in between is
 // no error of the caller's.
-func (c *Coordinator) issue(ctx context.Context, peer pki.Peer, request []byte, why *raftlogv1.IssueCertificate) (cert, bundle []byte, err error) {
+func (c *Coordinator) issue(ctx context.Context, peer pki.Peer, request []byte, hosts []string, why *raftlogv1.IssueCertificate) (cert, bundle []byte, err error) {
 	key, err := ca.KeyHash(request)
 	if err != nil {
 		return nil, nil, problem.Invalid("request", "send a PKCS #10 request in DER for an ECDSA key on P-256", "%v", err)
@@ -177,7 +177,7 @@ func (c *Coordinator) issue(ctx context.Context, peer pki.Peer, request []byte, 
 	peer.Cluster = c.ClusterID()
 	for {
 		authority := c.state.Read().Authority()
-		cert, err := c.issueBy(ctx, authority, peer, request, key, why)
+		cert, err := c.issueBy(ctx, authority, peer, request, hosts, key, why)
 		var refusal *problem.Error
 		if errors.As(err, &refusal) && refusal.Reason == problem.AuthorityChanged && ctx.Err() == nil {
 			continue
@@ -189,12 +189,12 @@ func (c *Coordinator) issue(ctx context.Context, peer pki.Peer, request []byte, 
 	}
 }
 
-func (c *Coordinator) issueBy(ctx context.Context, authority *raftlogv1.Authority, peer pki.Peer, request, key []byte, why *raftlogv1.IssueCertificate) ([]byte, error) {
+func (c *Coordinator) issueBy(ctx context.Context, authority *raftlogv1.Authority, peer pki.Peer, request []byte, hosts []string, key []byte, why *raftlogv1.IssueCertificate) ([]byte, error) {
 	by, err := signer(authority)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := by.Sign(request, peer, time.Now(), certificateLife)
+	cert, err := by.Sign(request, peer, hosts, time.Now(), certificateLife)
 	if err != nil {
 		return nil, problem.Invalid("request", "send a PKCS #10 request in DER for an ECDSA key on P-256", "%v", err)
 	}

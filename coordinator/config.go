@@ -42,10 +42,19 @@ type Config struct {
 	Log         config.Log      `yaml:"log"`
 }
 
-// TLS names the server's certificate; both empty: no TLS.
+// TLS says how the API is served.
 type TLS struct {
+	// CertFile and KeyFile are the certificate that agents see; both empty: the
+	// cluster's own, or no TLS.
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
+	// Cluster serves TLS with the certificate of the cluster's own authority, which
+	// runners that join insist on. A coordinator that is one of several does so
+	// always.
+	Cluster bool `yaml:"cluster"`
+	// Names are further names and addresses that the cluster's certificate is to be
+	// good for.
+	Names []string `yaml:"names"`
 }
 
 // Enabled reports whether the API is served with TLS.
@@ -104,6 +113,7 @@ func DefaultConfig() Config {
 			ApplyTimeout:      config.Duration(5 * time.Second),
 			StallTimeout:      config.Duration(2 * time.Second),
 		},
+		TLS:     TLS{Names: []string{}},
 		Cluster: Cluster{Join: []string{}, Stabilization: config.Duration(5 * time.Second)},
 		Limits: Limits{
 			MaxRequest:    16 << 20,
@@ -139,9 +149,9 @@ func (c *Config) validateAddresses() error {
 	if err != nil {
 		return bad("listen", "is no host:port", "write for example 127.0.0.1:7420")
 	}
-	if !c.TLS.Enabled() && !c.Cluster.Enabled() && !loopback(host) {
+	if !c.servesTLS() && !loopback(host) {
 		return bad("listen", "tokens would cross the network in clear text on "+c.Listen,
-			"set tls.cert_file and tls.key_file, or listen on 127.0.0.1")
+			"set tls.cluster, or tls.cert_file and tls.key_file, or listen on 127.0.0.1")
 	}
 	if c.MetricsListen == "" {
 		return nil

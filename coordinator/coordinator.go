@@ -126,7 +126,7 @@ func (c *Coordinator) enter(ctx context.Context) error {
 	case !k.Enabled() || c.identity.Ready():
 		return nil
 	case k.Bootstrap:
-		return found(filepath.Join(c.cfg.DataDir, identityDir), c.cfg.Name, c.identity)
+		return found(filepath.Join(c.cfg.DataDir, identityDir), c.cfg.Name, c.cfg.hosts(), c.identity)
 	case len(k.Join) > 0:
 		return c.join(ctx)
 	}
@@ -159,6 +159,7 @@ func (c *Coordinator) start() {
 	if !c.node.lone {
 		c.work.Go(func() { c.announceSelf(c.background) })
 		c.work.Go(func() { c.followLeader(c.background) })
+		c.work.Go(func() { c.keepIdentity(c.background) })
 	}
 }
 

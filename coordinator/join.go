@@ -6,7 +6,10 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
+	"fmt"
+	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"time"
 
@@ -44,7 +47,11 @@ func (s joinService) Join(ctx context.Context, req *connect.Request[skerryv1.Joi
 	if err != nil {
 		return nil, err
 	}
-	cert, bundle, err := s.c.issue(ctx, pki.Peer{Role: token.GetRole(), Name: req.Msg.GetName()}, req.Msg.GetRequest(),
+	hosts, err := checkHosts(token.GetRole(), req.Msg.GetHosts())
+	if err != nil {
+		return nil, err
+	}
+	cert, bundle, err := s.c.issue(ctx, pki.Peer{Role: token.GetRole(), Name: req.Msg.GetName()}, req.Msg.GetRequest(), hosts,
 		&raftlogv1.IssueCertificate{JoinTokenId: token.GetId()})
 	if err != nil {
 		return nil, err
@@ -61,6 +68,27 @@ func checkRequest(der []byte) error {
 		return problem.Invalid("request", "send a PKCS #10 request in DER for an ECDSA key on P-256", "%v", err)
 	}
 	return nil
+}
+
+const maxHosts = 16
+
+// hostPattern is a DNS name; addresses are checked apart.
+var hostPattern = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}\.?)*$`)
+
+// checkHosts: a runner has no business with names of hosts.
+func checkHosts(role string, hosts []string) ([]string, error) {
+	if role != pki.RoleCoordinator && len(hosts) > 0 {
+		return nil, problem.Invalid("hosts", "leave them out", "go with coordinators alone")
+	}
+	if len(hosts) > maxHosts {
+		return nil, problem.Limit("hosts", "16 names", "list fewer")
+	}
+	for i, host := range hosts {
+		if net.ParseIP(host) == nil && (len(host) > 253 || !hostPattern.MatchString(host)) {
+			return nil, problem.Invalid(fmt.Sprintf("hosts[%d]", i), "give DNS names or IP addresses", "%.64q is neither", host)
+		}
+	}
+	return hosts, nil
 }
 
 // findJoinToken checks the secret; whether the token is still good the state decides.
@@ -113,7 +141,11 @@ func (s joinService) Renew(ctx context.Context, req *connect.Request[skerryv1.Re
 	if err := checkRequest(req.Msg.GetRequest()); err != nil {
 		return nil, err
 	}
-	cert, bundle, err := s.c.issue(ctx, pki.Peer{Role: peer.Role, Name: peer.Name}, req.Msg.GetRequest(), &raftlogv1.IssueCertificate{})
+	hosts, err := checkHosts(peer.Role, req.Msg.GetHosts())
+	if err != nil {
+		return nil, err
+	}
+	cert, bundle, err := s.c.issue(ctx, pki.Peer{Role: peer.Role, Name: peer.Name}, req.Msg.GetRequest(), hosts, &raftlogv1.IssueCertificate{})
 	if err != nil {
 		return nil, err
 	}

@@ -2,22 +2,14 @@ package coordinator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"strings"
-	"time"
+	"sync"
 
-	"connectrpc.com/connect"
-
-	pki "skerry.internal/proto/identity"
-	"skerry.internal/proto/problem"
-	skerryv1 "skerry.internal/proto/skerry/v1"
-	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
+	"skerry.internal/proto/enroll"
 )
-
-const joinRetry = time.Second
 
 // httpDoer makes a RoundTripper a Connect client that follows no redirect.
 type httpDoer struct{ http.RoundTripper }
@@ -32,39 +24,23 @@ func (c *Coordinator) join(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("cluster.join_token_file: %w", err)
 	}
-	token := strings.TrimSpace(string(text))
-	parts := strings.Split(token, ".")
-	if len(parts) != 4 || parts[0] != joinVersion {
-		return errors.New("cluster.join_token_file: holds no join token; make one with: skerry cluster join-token")
-	}
-	request, err := c.identity.Request(c.cfg.Name)
+	err = enroll.Join(ctx, c.identity, strings.TrimSpace(string(text)), c.enrolling(func() []string { return c.cfg.Cluster.Join }))
 	if err != nil {
-		return err
+		return fmt.Errorf("join the cluster: %w", err)
 	}
-	transport := &http.Transport{TLSClientConfig: pki.PinnedTLS(parts[1]), DialContext: c.hooks.dialer(), ForceAttemptHTTP2: true}
-	defer transport.CloseIdleConnections()
-	for {
-		res, err := c.askToJoin(ctx, transport, &skerryv1.JoinRequest{Token: token, Name: c.cfg.Name, Request: request})
-		if err == nil {
-			return c.identity.Install(res.GetCertificate(), res.GetAuthorities())
-		}
-		if p := problem.Of(err); ctx.Err() != nil || (p != nil && !p.GetRetryable()) {
-			return fmt.Errorf("join the cluster: %w", err)
-		}
-		c.logger.WarnContext(ctx, "join the cluster", "error", err)
-		pause(ctx, joinRetry)
-	}
+	return nil
 }
 
-// askToJoin asks one coordinator after the other.
-func (c *Coordinator) askToJoin(ctx context.Context, transport http.RoundTripper, req *skerryv1.JoinRequest) (*skerryv1.JoinResponse, error) {
-	var errs []error
-	for _, endpoint := range c.cfg.Cluster.Join {
-		res, err := rpc.NewJoinServiceClient(httpDoer{transport}, endpoint).Join(ctx, connect.NewRequest(req))
-		if err == nil {
-			return res.Msg, nil
-		}
-		errs = append(errs, fmt.Errorf("%s: %w", endpoint, err))
-	}
-	return nil, errors.Join(errs...)
+func (c *Coordinator) enrolling(endpoints func() []string) enroll.Config {
+	return enroll.Config{Endpoints: endpoints, Name: c.cfg.Name, Hosts: c.cfg.hosts(), Logger: c.logger}
+}
+
+// keepIdentity renews the certificate of a member of a cluster; the leader also
+// does so by itself.
+func (c *Coordinator) keepIdentity(ctx context.Context) {
+	wake := make(chan struct{}, 1)
+	var work sync.WaitGroup
+	defer work.Wait()
+	work.Go(func() { c.wakeOnRotation(ctx, wake) })
+	enroll.Keep(ctx, c.identity, c.enrolling(c.otherEndpoints), wake)
 }

@@ -203,11 +203,22 @@ func (c *Coordinator) otherEndpoints() []string {
 		}
 	}
 	add(c.leaderEndpoint())
-	for _, m := range c.state.Read().Members() {
-		add(m.GetEndpoint())
+	for _, endpoint := range c.otherMembers() {
+		add(endpoint)
 	}
 	for _, endpoint := range c.cfg.Cluster.Join {
 		add(endpoint)
+	}
+	return out
+}
+
+// otherMembers are the endpoints of the other coordinators by name.
+func (c *Coordinator) otherMembers() []string {
+	var out []string
+	for _, m := range c.state.Read().Members() {
+		if m.GetName() != c.cfg.Name && m.GetEndpoint() != "" {
+			out = append(out, m.GetEndpoint())
+		}
 	}
 	return out
 }

@@ -39,7 +39,7 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 			return
 		}
 		defer c.links.work.Done()
-		conn, err := link.Accept(w, r)
+		conn, err := link.Accept(w, r, link.Welcome{Coordinators: c.endpoints()})
 		if err != nil {
 			c.logger.WarnContext(r.Context(), "accept link", "runner", id.subject, "error", err)
 			return
@@ -56,6 +56,15 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 		}
 		c.logger.InfoContext(r.Context(), "link ended", "runner", id.subject, "reason", err)
 	})
+}
+
+// endpoints are those of all coordinators that runners may dial, this one's
+// first; none of a lone one, which is reached at the address that they were told.
+func (c *Coordinator) endpoints() []string {
+	if c.node.lone {
+		return nil
+	}
+	return append([]string{c.cfg.Advertise}, c.otherMembers()...)
 }
 
 // untilExpiry ends a link with the token that opened it.

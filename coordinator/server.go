@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -121,13 +120,14 @@ func (c *Coordinator) serveReady(w http.ResponseWriter, _ *http.Request) {
 // calls get Limits.ShutdownGrace to end. It owns ln. It does not Close c.
 func (c *Coordinator) Serve(ctx context.Context, ln net.Listener) error {
 	server := newServer(c.handler, c.cfg.Limits, c.logger)
-	var err error
-	if server.TLSConfig, err = c.tlsConfig(); err != nil {
+	secure, err := c.tlsConfig()
+	if err != nil {
 		return errors.Join(err, ln.Close())
 	}
+	server.TLSConfig = secure
 	ended := make(chan error, 1)
 	go func() {
-		if server.TLSConfig != nil {
+		if secure != nil {
 			ended <- server.ServeTLS(ln, "", "")
 			return
 		}
@@ -153,22 +153,6 @@ func (c *Coordinator) Serve(ctx context.Context, ln net.Listener) error {
 		return fmt.Errorf("serve API: %w", err)
 	}
 	return reason
-}
-
-// tlsConfig is that of the API: the configured certificate, else the cluster's;
-// nil: no TLS.
-func (c *Coordinator) tlsConfig() (*tls.Config, error) {
-	switch {
-	case c.cfg.TLS.Enabled():
-		cert, err := tls.LoadX509KeyPair(c.cfg.TLS.CertFile, c.cfg.TLS.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("certificate of the API: %w", err)
-		}
-		return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, nil
-	case c.cfg.Cluster.Enabled():
-		return c.identity.ServerTLS(), nil
-	}
-	return nil, nil
 }
 
 // newServer speaks HTTP/1.1 (which links upgrade) and HTTP/2, with and without TLS.

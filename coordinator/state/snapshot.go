@@ -56,6 +56,7 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	})
 	writeMembers(s.txn, out)
 	s.writeAuthority(out)
+	s.writeInboxes(out)
 	for _, v := range s.applied {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Applied{Applied: v}})
 	}
@@ -70,6 +71,19 @@ func each[T any](txn *memdb.Txn, table, index string, visit func(*T)) {
 	for raw := it.Next(); raw != nil; raw = it.Next() {
 		visit(raw.(*T))
 	}
+}
+
+// writeInboxes writes the timers and the inboxes, each before its entries.
+func (s *Snapshot) writeInboxes(out *recordWriter) {
+	each(s.txn, tableTimers, indexID, func(v *raftlogv1.Timer) {
+		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Timer{Timer: v}})
+	})
+	each(s.txn, tableInboxes, indexID, func(v *raftlogv1.Inbox) {
+		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Inbox{Inbox: v}})
+	})
+	each(s.txn, tableEntries, indexID, func(v *raftlogv1.InboxEntry) {
+		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_InboxEntry{InboxEntry: v}})
+	})
 }
 
 // recordWriter keeps the first error, so that callers check once.
@@ -120,6 +134,7 @@ func (s *State) Restore(r io.Reader) error {
 	txn.Commit()
 	s.db.Store(db)
 	s.memory = remembered
+	s.notify()
 	return nil
 }
 
@@ -150,6 +165,12 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 		return insertNew(txn, tableHolders, v.Holder, v.Holder.GetRole(), v.Holder.GetName())
 	case *raftlogv1.SnapshotRecord_JoinToken:
 		return insertNew(txn, tableJoinTokens, v.JoinToken, v.JoinToken.GetId())
+	case *raftlogv1.SnapshotRecord_Timer:
+		return insertNew(txn, tableTimers, v.Timer, v.Timer.GetId())
+	case *raftlogv1.SnapshotRecord_Inbox:
+		return insertNew(txn, tableInboxes, v.Inbox, v.Inbox.GetAgent())
+	case *raftlogv1.SnapshotRecord_InboxEntry:
+		return loadEntry(txn, v.InboxEntry)
 	case *raftlogv1.SnapshotRecord_Applied:
 		return remembered.load(v.Applied)
 	default:

@@ -24,6 +24,8 @@ const (
 	Cluster   Kind = "cl"
 	Command   Kind = "cm"
 	JoinToken Kind = "jt"
+	Timer     Kind = "tm"
+	Drain     Kind = "dr"
 )
 
 // MaxRunner is the largest runner number that an id can carry (24 bits).

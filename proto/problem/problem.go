@@ -47,6 +47,12 @@ const (
 	MemberRemoved        = "MEMBER_REMOVED"
 	QuorumAtRisk         = "QUORUM_AT_RISK"
 	SnapshotDamaged      = "SNAPSHOT_DAMAGED"
+	AgentArchived        = "AGENT_ARCHIVED"
+	RunnerCordoned       = "RUNNER_CORDONED"
+	RunnerDraining       = "RUNNER_DRAINING"
+	RunnerInUse          = "RUNNER_IN_USE"
+	WorkspaceLost        = "WORKSPACE_LOST"
+	VersionSkew          = "VERSION_SKEW"
 	Internal             = "INTERNAL"
 )
 

@@ -29,7 +29,9 @@ type JoinRequest struct {
 	// Name of the coordinator or runner: 1..63 of a-z 0-9 - _ .
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Certificate request in DER, for an ECDSA key on P-256. Only its key counts.
-	Request       []byte `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
+	Request []byte `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
+	// Of a coordinator: names and addresses by which agents reach it, at most 16.
+	Hosts         []string `protobuf:"bytes,4,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -81,6 +83,13 @@ func (x *JoinRequest) GetName() string {
 func (x *JoinRequest) GetRequest() []byte {
 	if x != nil {
 		return x.Request
+	}
+	return nil
+}
+
+func (x *JoinRequest) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
 	}
 	return nil
 }
@@ -150,7 +159,8 @@ func (x *JoinResponse) GetClusterId() string {
 type RenewRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in JoinRequest, for the key that the present certificate has.
-	Request       []byte `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Request       []byte   `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Hosts         []string `protobuf:"bytes,2,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -188,6 +198,13 @@ func (*RenewRequest) Descriptor() ([]byte, []int) {
 func (x *RenewRequest) GetRequest() []byte {
 	if x != nil {
 		return x.Request
+	}
+	return nil
+}
+
+func (x *RenewRequest) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
 	}
 	return nil
 }
@@ -1075,18 +1092,20 @@ var File_skerry_v1_join_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_join_proto_rawDesc = "" +
 	"\n" +
-	"\x14skerry/v1/join.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"Q\n" +
+	"\x14skerry/v1/join.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"g\n" +
 	"\vJoinRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\arequest\x18\x03 \x01(\fR\arequest\"q\n" +
+	"\arequest\x18\x03 \x01(\fR\arequest\x12\x14\n" +
+	"\x05hosts\x18\x04 \x03(\tR\x05hosts\"q\n" +
 	"\fJoinResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12 \n" +
 	"\vauthorities\x18\x02 \x01(\fR\vauthorities\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x03 \x01(\tR\tclusterId\"(\n" +
+	"cluster_id\x18\x03 \x01(\tR\tclusterId\">\n" +
 	"\fRenewRequest\x12\x18\n" +
-	"\arequest\x18\x01 \x01(\fR\arequest\"S\n" +
+	"\arequest\x18\x01 \x01(\fR\arequest\x12\x14\n" +
+	"\x05hosts\x18\x02 \x03(\tR\x05hosts\"S\n" +
 	"\rRenewResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12 \n" +
 	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"]\n" +

@@ -49,6 +49,16 @@ type Command struct {
 	//	*Command_CreateJoinToken
 	//	*Command_RevokeJoinToken
 	//	*Command_IssueCertificate
+	//	*Command_MintToken
+	//	*Command_PruneTokens
+	//	*Command_ArchiveAgent
+	//	*Command_ScheduleRunner
+	//	*Command_RemoveRunner
+	//	*Command_CreateTimer
+	//	*Command_CancelTimer
+	//	*Command_FireTimers
+	//	*Command_RecordEnds
+	//	*Command_AckInbox
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -249,6 +259,96 @@ func (x *Command) GetIssueCertificate() *IssueCertificate {
 	return nil
 }
 
+func (x *Command) GetMintToken() *MintToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_MintToken); ok {
+			return x.MintToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetPruneTokens() *PruneTokens {
+	if x != nil {
+		if x, ok := x.Op.(*Command_PruneTokens); ok {
+			return x.PruneTokens
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetArchiveAgent() *ArchiveAgent {
+	if x != nil {
+		if x, ok := x.Op.(*Command_ArchiveAgent); ok {
+			return x.ArchiveAgent
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetScheduleRunner() *ScheduleRunner {
+	if x != nil {
+		if x, ok := x.Op.(*Command_ScheduleRunner); ok {
+			return x.ScheduleRunner
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveRunner() *RemoveRunner {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RemoveRunner); ok {
+			return x.RemoveRunner
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCreateTimer() *CreateTimer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreateTimer); ok {
+			return x.CreateTimer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCancelTimer() *CancelTimer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CancelTimer); ok {
+			return x.CancelTimer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetFireTimers() *FireTimers {
+	if x != nil {
+		if x, ok := x.Op.(*Command_FireTimers); ok {
+			return x.FireTimers
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRecordEnds() *RecordEnds {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RecordEnds); ok {
+			return x.RecordEnds
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAckInbox() *AckInbox {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AckInbox); ok {
+			return x.AckInbox
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -317,6 +417,46 @@ type Command_IssueCertificate struct {
 	IssueCertificate *IssueCertificate `protobuf:"bytes,19,opt,name=issue_certificate,json=issueCertificate,proto3,oneof"`
 }
 
+type Command_MintToken struct {
+	MintToken *MintToken `protobuf:"bytes,20,opt,name=mint_token,json=mintToken,proto3,oneof"`
+}
+
+type Command_PruneTokens struct {
+	PruneTokens *PruneTokens `protobuf:"bytes,21,opt,name=prune_tokens,json=pruneTokens,proto3,oneof"`
+}
+
+type Command_ArchiveAgent struct {
+	ArchiveAgent *ArchiveAgent `protobuf:"bytes,22,opt,name=archive_agent,json=archiveAgent,proto3,oneof"`
+}
+
+type Command_ScheduleRunner struct {
+	ScheduleRunner *ScheduleRunner `protobuf:"bytes,23,opt,name=schedule_runner,json=scheduleRunner,proto3,oneof"`
+}
+
+type Command_RemoveRunner struct {
+	RemoveRunner *RemoveRunner `protobuf:"bytes,24,opt,name=remove_runner,json=removeRunner,proto3,oneof"`
+}
+
+type Command_CreateTimer struct {
+	CreateTimer *CreateTimer `protobuf:"bytes,25,opt,name=create_timer,json=createTimer,proto3,oneof"`
+}
+
+type Command_CancelTimer struct {
+	CancelTimer *CancelTimer `protobuf:"bytes,26,opt,name=cancel_timer,json=cancelTimer,proto3,oneof"`
+}
+
+type Command_FireTimers struct {
+	FireTimers *FireTimers `protobuf:"bytes,27,opt,name=fire_timers,json=fireTimers,proto3,oneof"`
+}
+
+type Command_RecordEnds struct {
+	RecordEnds *RecordEnds `protobuf:"bytes,28,opt,name=record_ends,json=recordEnds,proto3,oneof"`
+}
+
+type Command_AckInbox struct {
+	AckInbox *AckInbox `protobuf:"bytes,29,opt,name=ack_inbox,json=ackInbox,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Op() {}
 
 func (*Command_RegisterRunner) isCommand_Op() {}
@@ -348,6 +488,26 @@ func (*Command_CreateJoinToken) isCommand_Op() {}
 func (*Command_RevokeJoinToken) isCommand_Op() {}
 
 func (*Command_IssueCertificate) isCommand_Op() {}
+
+func (*Command_MintToken) isCommand_Op() {}
+
+func (*Command_PruneTokens) isCommand_Op() {}
+
+func (*Command_ArchiveAgent) isCommand_Op() {}
+
+func (*Command_ScheduleRunner) isCommand_Op() {}
+
+func (*Command_RemoveRunner) isCommand_Op() {}
+
+func (*Command_CreateTimer) isCommand_Op() {}
+
+func (*Command_CancelTimer) isCommand_Op() {}
+
+func (*Command_FireTimers) isCommand_Op() {}
+
+func (*Command_RecordEnds) isCommand_Op() {}
+
+func (*Command_AckInbox) isCommand_Op() {}
 
 // PutMember stores what a coordinator announced of itself.
 type PutMember struct {
@@ -1380,6 +1540,638 @@ func (x *DenyMember) GetName() string {
 	return ""
 }
 
+// MintToken is CreateToken with a scope or a parent; old programs would not check them.
+type MintToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Token *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// For a new agent that an admin makes the child of another.
+	AgentParent   string `protobuf:"bytes,2,opt,name=agent_parent,json=agentParent,proto3" json:"agent_parent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MintToken) Reset() {
+	*x = MintToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MintToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MintToken) ProtoMessage() {}
+
+func (x *MintToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MintToken.ProtoReflect.Descriptor instead.
+func (*MintToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *MintToken) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *MintToken) GetAgentParent() string {
+	if x != nil {
+		return x.AgentParent
+	}
+	return ""
+}
+
+// PruneTokens removes tokens that were useless before a time, oldest first.
+type PruneTokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Before        *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=before,proto3" json:"before,omitempty"`
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PruneTokens) Reset() {
+	*x = PruneTokens{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PruneTokens) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PruneTokens) ProtoMessage() {}
+
+func (x *PruneTokens) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PruneTokens.ProtoReflect.Descriptor instead.
+func (*PruneTokens) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PruneTokens) GetBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *PruneTokens) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ArchiveAgent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveAgent) Reset() {
+	*x = ArchiveAgent{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveAgent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveAgent) ProtoMessage() {}
+
+func (x *ArchiveAgent) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveAgent.ProtoReflect.Descriptor instead.
+func (*ArchiveAgent) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ArchiveAgent) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// ScheduleRunner sets what a runner may get.
+type ScheduleRunner struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// "", "cordoned", "draining" or "drained".
+	Schedule string `protobuf:"bytes,2,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	Reason   string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Drain    *Drain `protobuf:"bytes,4,opt,name=drain,proto3" json:"drain,omitempty"`
+	// When set, do nothing unless the drain of this id is still under way.
+	DrainId       string `protobuf:"bytes,5,opt,name=drain_id,json=drainId,proto3" json:"drain_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduleRunner) Reset() {
+	*x = ScheduleRunner{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduleRunner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduleRunner) ProtoMessage() {}
+
+func (x *ScheduleRunner) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduleRunner.ProtoReflect.Descriptor instead.
+func (*ScheduleRunner) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ScheduleRunner) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ScheduleRunner) GetSchedule() string {
+	if x != nil {
+		return x.Schedule
+	}
+	return ""
+}
+
+func (x *ScheduleRunner) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ScheduleRunner) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+func (x *ScheduleRunner) GetDrainId() string {
+	if x != nil {
+		return x.DrainId
+	}
+	return ""
+}
+
+type RemoveRunner struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveRunner) Reset() {
+	*x = RemoveRunner{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRunner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRunner) ProtoMessage() {}
+
+func (x *RemoveRunner) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRunner.ProtoReflect.Descriptor instead.
+func (*RemoveRunner) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *RemoveRunner) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RemoveRunner) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type CreateTimer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Timer         *Timer                 `protobuf:"bytes,1,opt,name=timer,proto3" json:"timer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTimer) Reset() {
+	*x = CreateTimer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTimer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTimer) ProtoMessage() {}
+
+func (x *CreateTimer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTimer.ProtoReflect.Descriptor instead.
+func (*CreateTimer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *CreateTimer) GetTimer() *Timer {
+	if x != nil {
+		return x.Timer
+	}
+	return nil
+}
+
+type CancelTimer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelTimer) Reset() {
+	*x = CancelTimer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelTimer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelTimer) ProtoMessage() {}
+
+func (x *CancelTimer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelTimer.ProtoReflect.Descriptor instead.
+func (*CancelTimer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *CancelTimer) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *CancelTimer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type FireTimers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ids           []string               `protobuf:"bytes,1,rep,name=ids,proto3" json:"ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FireTimers) Reset() {
+	*x = FireTimers{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FireTimers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FireTimers) ProtoMessage() {}
+
+func (x *FireTimers) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FireTimers.ProtoReflect.Descriptor instead.
+func (*FireTimers) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *FireTimers) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+// RecordEnds takes over ends of executions that a runner told.
+type RecordEnds struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Which log of ends: a runner that lost its own begins another.
+	Log string `protobuf:"bytes,2,opt,name=log,proto3" json:"log,omitempty"`
+	// Every end up to this number is in ends or needs nothing done.
+	Through       uint64 `protobuf:"varint,3,opt,name=through,proto3" json:"through,omitempty"`
+	Ends          []*End `protobuf:"bytes,4,rep,name=ends,proto3" json:"ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordEnds) Reset() {
+	*x = RecordEnds{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordEnds) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordEnds) ProtoMessage() {}
+
+func (x *RecordEnds) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordEnds.ProtoReflect.Descriptor instead.
+func (*RecordEnds) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *RecordEnds) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *RecordEnds) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
+func (x *RecordEnds) GetThrough() uint64 {
+	if x != nil {
+		return x.Through
+	}
+	return 0
+}
+
+func (x *RecordEnds) GetEnds() []*End {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+type End struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Seq         uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	ExecutionId string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Agent       string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	State       string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	// For the inbox.
+	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	// The agent knows already.
+	Seen          bool `protobuf:"varint,6,opt,name=seen,proto3" json:"seen,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *End) Reset() {
+	*x = End{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *End) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*End) ProtoMessage() {}
+
+func (x *End) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use End.ProtoReflect.Descriptor instead.
+func (*End) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *End) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *End) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *End) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *End) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *End) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *End) GetSeen() bool {
+	if x != nil {
+		return x.Seen
+	}
+	return false
+}
+
+// AckInbox removes an agent's entries up to a number.
+type AckInbox struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Through       uint64                 `protobuf:"varint,2,opt,name=through,proto3" json:"through,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckInbox) Reset() {
+	*x = AckInbox{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckInbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckInbox) ProtoMessage() {}
+
+func (x *AckInbox) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckInbox.ProtoReflect.Descriptor instead.
+func (*AckInbox) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *AckInbox) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *AckInbox) GetThrough() uint64 {
+	if x != nil {
+		return x.Through
+	}
+	return 0
+}
+
 type AuthorityKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In DER.
@@ -1392,7 +2184,7 @@ type AuthorityKey struct {
 
 func (x *AuthorityKey) Reset() {
 	*x = AuthorityKey{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1404,7 +2196,7 @@ func (x *AuthorityKey) String() string {
 func (*AuthorityKey) ProtoMessage() {}
 
 func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1417,7 +2209,7 @@ func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityKey.ProtoReflect.Descriptor instead.
 func (*AuthorityKey) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AuthorityKey) GetCertificate() []byte {
@@ -1448,7 +2240,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +2252,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +2265,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Authority) GetGeneration() uint64 {
@@ -1524,7 +2316,7 @@ type JoinToken struct {
 
 func (x *JoinToken) Reset() {
 	*x = JoinToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +2328,7 @@ func (x *JoinToken) String() string {
 func (*JoinToken) ProtoMessage() {}
 
 func (x *JoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +2341,7 @@ func (x *JoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
 func (*JoinToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *JoinToken) GetId() string {
@@ -1640,7 +2432,7 @@ type CertificateHolder struct {
 
 func (x *CertificateHolder) Reset() {
 	*x = CertificateHolder{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +2444,7 @@ func (x *CertificateHolder) String() string {
 func (*CertificateHolder) ProtoMessage() {}
 
 func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +2457,7 @@ func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateHolder.ProtoReflect.Descriptor instead.
 func (*CertificateHolder) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CertificateHolder) GetRole() string {
@@ -1725,22 +2517,30 @@ func (x *CertificateHolder) GetDenied() *timestamppb.Timestamp {
 }
 
 type Runner struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Number        uint32                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
-	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	Version       string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
-	Tier          string                 `protobuf:"bytes,5,opt,name=tier,proto3" json:"tier,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Slots         uint32                 `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
-	Changed       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=changed,proto3" json:"changed,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Number  uint32                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	State   string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Version string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Tier    string                 `protobuf:"bytes,5,opt,name=tier,proto3" json:"tier,omitempty"`
+	Labels  map[string]string      `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Slots   uint32                 `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
+	Changed *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=changed,proto3" json:"changed,omitempty"`
+	// "", "cordoned", "draining" or "drained".
+	Schedule       string `protobuf:"bytes,20,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	ScheduleReason string `protobuf:"bytes,21,opt,name=schedule_reason,json=scheduleReason,proto3" json:"schedule_reason,omitempty"`
+	// The last drain; unset once the runner takes work again.
+	Drain *Drain `protobuf:"bytes,22,opt,name=drain,proto3" json:"drain,omitempty"`
+	// How far ends of executions were taken over, and from which log of the runner.
+	EndLog        string `protobuf:"bytes,23,opt,name=end_log,json=endLog,proto3" json:"end_log,omitempty"`
+	EndSeq        uint64 `protobuf:"varint,24,opt,name=end_seq,json=endSeq,proto3" json:"end_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1752,7 +2552,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1765,7 +2565,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Runner) GetName() string {
@@ -1824,6 +2624,144 @@ func (x *Runner) GetChanged() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Runner) GetSchedule() string {
+	if x != nil {
+		return x.Schedule
+	}
+	return ""
+}
+
+func (x *Runner) GetScheduleReason() string {
+	if x != nil {
+		return x.ScheduleReason
+	}
+	return ""
+}
+
+func (x *Runner) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+func (x *Runner) GetEndLog() string {
+	if x != nil {
+		return x.EndLog
+	}
+	return ""
+}
+
+func (x *Runner) GetEndSeq() uint64 {
+	if x != nil {
+		return x.EndSeq
+	}
+	return 0
+}
+
+// Drain is the emptying of a runner and what came of it.
+type Drain struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Started  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started,proto3" json:"started,omitempty"`
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// At the deadline: leave what runs alone, instead of cancelling it.
+	LeaveRunning bool `protobuf:"varint,4,opt,name=leave_running,json=leaveRunning,proto3" json:"leave_running,omitempty"`
+	// Set at the end.
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=ended,proto3" json:"ended,omitempty"`
+	Cancelled     uint32                 `protobuf:"varint,6,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Left          uint32                 `protobuf:"varint,7,opt,name=left,proto3" json:"left,omitempty"`
+	Detail        string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drain) Reset() {
+	*x = Drain{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drain) ProtoMessage() {}
+
+func (x *Drain) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drain.ProtoReflect.Descriptor instead.
+func (*Drain) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Drain) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Drain) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Drain) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *Drain) GetLeaveRunning() bool {
+	if x != nil {
+		return x.LeaveRunning
+	}
+	return false
+}
+
+func (x *Drain) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Drain) GetCancelled() uint32 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *Drain) GetLeft() uint32 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *Drain) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 type Agent struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1831,13 +2769,16 @@ type Agent struct {
 	Created *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created,proto3" json:"created,omitempty"`
 	// Runner that calls without a runner go to.
 	DefaultRunner string `protobuf:"bytes,4,opt,name=default_runner,json=defaultRunner,proto3" json:"default_runner,omitempty"`
+	// The agent that this one is a child of.
+	Parent        string                 `protobuf:"bytes,20,opt,name=parent,proto3" json:"parent,omitempty"`
+	Archived      *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=archived,proto3" json:"archived,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +2790,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +2803,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Agent) GetName() string {
@@ -1893,6 +2834,272 @@ func (x *Agent) GetDefaultRunner() string {
 	return ""
 }
 
+func (x *Agent) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *Agent) GetArchived() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Archived
+	}
+	return nil
+}
+
+// Timer is one pending reminder.
+type Timer struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Agent   string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	Due     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=due,proto3" json:"due,omitempty"`
+	Message string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// Its end cancels the timer.
+	ExecutionId   string                 `protobuf:"bytes,5,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Timer) Reset() {
+	*x = Timer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Timer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Timer) ProtoMessage() {}
+
+func (x *Timer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Timer.ProtoReflect.Descriptor instead.
+func (*Timer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Timer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Timer) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Timer) GetDue() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Due
+	}
+	return nil
+}
+
+func (x *Timer) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Timer) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *Timer) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+// Inbox counts an agent's entries.
+type Inbox struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Number of the newest entry, ever.
+	Last uint64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// Entries up to this one were acknowledged.
+	Acknowledged uint64 `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// Entries that were removed unread since there were too many, ever.
+	Dropped       uint64 `protobuf:"varint,4,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Entries       uint32 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Inbox) Reset() {
+	*x = Inbox{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Inbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Inbox) ProtoMessage() {}
+
+func (x *Inbox) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Inbox.ProtoReflect.Descriptor instead.
+func (*Inbox) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *Inbox) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Inbox) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *Inbox) GetAcknowledged() uint64 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *Inbox) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *Inbox) GetEntries() uint32 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+type InboxEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Seq   uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	Time  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	// "execution_end", "timer" or "transfer_end".
+	Kind string `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
+	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	// What it is about: the execution, timer or transfer.
+	Id            string `protobuf:"bytes,6,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InboxEntry) Reset() {
+	*x = InboxEntry{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InboxEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InboxEntry) ProtoMessage() {}
+
+func (x *InboxEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InboxEntry.ProtoReflect.Descriptor instead.
+func (*InboxEntry) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *InboxEntry) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *InboxEntry) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *InboxEntry) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *InboxEntry) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *InboxEntry) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *InboxEntry) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 type Token struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1907,13 +3114,21 @@ type Token struct {
 	Revoked     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=revoked,proto3" json:"revoked,omitempty"`
 	// Network policies that an agent's token may name.
 	NetworkPolicies []string `protobuf:"bytes,10,rep,name=network_policies,json=networkPolicies,proto3" json:"network_policies,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Empty: all.
+	Permissions []string `protobuf:"bytes,20,rep,name=permissions,proto3" json:"permissions,omitempty"`
+	// Names or patterns of runners; empty: all.
+	Runners []string `protobuf:"bytes,21,rep,name=runners,proto3" json:"runners,omitempty"`
+	// Token that minted this one.
+	Parent string `protobuf:"bytes,22,opt,name=parent,proto3" json:"parent,omitempty"`
+	// Tokens above this one.
+	Depth         uint32 `protobuf:"varint,23,opt,name=depth,proto3" json:"depth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +3140,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +3153,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Token) GetId() string {
@@ -2011,21 +3226,51 @@ func (x *Token) GetNetworkPolicies() []string {
 	return nil
 }
 
+func (x *Token) GetPermissions() []string {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
+func (x *Token) GetRunners() []string {
+	if x != nil {
+		return x.Runners
+	}
+	return nil
+}
+
+func (x *Token) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *Token) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
 type Workspace struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Agent         string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
-	Runner        string                 `protobuf:"bytes,3,opt,name=runner,proto3" json:"runner,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Head          *Head                  `protobuf:"bytes,5,opt,name=head,proto3" json:"head,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Agent   string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	Runner  string                 `protobuf:"bytes,3,opt,name=runner,proto3" json:"runner,omitempty"`
+	Epoch   uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Head    *Head                  `protobuf:"bytes,5,opt,name=head,proto3" json:"head,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	// Its runner was removed.
+	Lost          bool `protobuf:"varint,20,opt,name=lost,proto3" json:"lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +3282,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +3295,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Workspace) GetId() string {
@@ -2095,6 +3340,13 @@ func (x *Workspace) GetCreated() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Workspace) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
 type Applied struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2108,7 +3360,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2120,7 +3372,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2133,7 +3385,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Applied) GetId() string {
@@ -2179,6 +3431,9 @@ type Answer struct {
 	//	*Answer_Holder
 	//	*Answer_Authority
 	//	*Answer_JoinToken
+	//	*Answer_Agent
+	//	*Answer_Timer
+	//	*Answer_Counted
 	Result        isAnswer_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2186,7 +3441,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +3453,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +3466,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -2311,6 +3566,33 @@ func (x *Answer) GetJoinToken() *JoinToken {
 	return nil
 }
 
+func (x *Answer) GetAgent() *Agent {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Agent); ok {
+			return x.Agent
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetTimer() *Timer {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Timer); ok {
+			return x.Timer
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetCounted() *Counted {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Counted); ok {
+			return x.Counted
+		}
+	}
+	return nil
+}
+
 type isAnswer_Result interface {
 	isAnswer_Result()
 }
@@ -2356,6 +3638,18 @@ type Answer_JoinToken struct {
 	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
 }
 
+type Answer_Agent struct {
+	Agent *Agent `protobuf:"bytes,20,opt,name=agent,proto3,oneof"`
+}
+
+type Answer_Timer struct {
+	Timer *Timer `protobuf:"bytes,21,opt,name=timer,proto3,oneof"`
+}
+
+type Answer_Counted struct {
+	Counted *Counted `protobuf:"bytes,22,opt,name=counted,proto3,oneof"`
+}
+
 func (*Answer_Failure) isAnswer_Result() {}
 
 func (*Answer_Runner) isAnswer_Result() {}
@@ -2376,6 +3670,57 @@ func (*Answer_Authority) isAnswer_Result() {}
 
 func (*Answer_JoinToken) isAnswer_Result() {}
 
+func (*Answer_Agent) isAnswer_Result() {}
+
+func (*Answer_Timer) isAnswer_Result() {}
+
+func (*Answer_Counted) isAnswer_Result() {}
+
+// Counted is how many records a command changed.
+type Counted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changed       uint32                 `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Counted) Reset() {
+	*x = Counted{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Counted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Counted) ProtoMessage() {}
+
+func (x *Counted) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Counted.ProtoReflect.Descriptor instead.
+func (*Counted) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Counted) GetChanged() uint32 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
 // Failure is a refusal that every node decides alike.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2389,7 +3734,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +3746,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +3759,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Failure) GetReason() string {
@@ -2449,7 +3794,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +3806,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +3819,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -2506,6 +3851,9 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Holder
 	//	*SnapshotRecord_Authority
 	//	*SnapshotRecord_JoinToken
+	//	*SnapshotRecord_Timer
+	//	*SnapshotRecord_Inbox
+	//	*SnapshotRecord_InboxEntry
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2513,7 +3861,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +3873,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +3886,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -2638,6 +3986,33 @@ func (x *SnapshotRecord) GetJoinToken() *JoinToken {
 	return nil
 }
 
+func (x *SnapshotRecord) GetTimer() *Timer {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Timer); ok {
+			return x.Timer
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetInbox() *Inbox {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Inbox); ok {
+			return x.Inbox
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetInboxEntry() *InboxEntry {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_InboxEntry); ok {
+			return x.InboxEntry
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -2682,6 +4057,18 @@ type SnapshotRecord_JoinToken struct {
 	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
 }
 
+type SnapshotRecord_Timer struct {
+	Timer *Timer `protobuf:"bytes,20,opt,name=timer,proto3,oneof"`
+}
+
+type SnapshotRecord_Inbox struct {
+	Inbox *Inbox `protobuf:"bytes,21,opt,name=inbox,proto3,oneof"`
+}
+
+type SnapshotRecord_InboxEntry struct {
+	InboxEntry *InboxEntry `protobuf:"bytes,22,opt,name=inbox_entry,json=inboxEntry,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Header) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Runner) isSnapshotRecord_Record() {}
@@ -2702,6 +4089,12 @@ func (*SnapshotRecord_Authority) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_JoinToken) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Timer) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Inbox) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_InboxEntry) isSnapshotRecord_Record() {}
+
 type SnapshotHeader struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -2715,7 +4108,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +4120,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +4133,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2775,7 +4168,7 @@ var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf9\t\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa5\x0f\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -2797,7 +4190,20 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x11advance_authority\x18\x10 \x01(\v2#.skerry.raftlog.v1.AdvanceAuthorityH\x00R\x10advanceAuthority\x12P\n" +
 	"\x11create_join_token\x18\x11 \x01(\v2\".skerry.raftlog.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12P\n" +
 	"\x11revoke_join_token\x18\x12 \x01(\v2\".skerry.raftlog.v1.RevokeJoinTokenH\x00R\x0frevokeJoinToken\x12R\n" +
-	"\x11issue_certificate\x18\x13 \x01(\v2#.skerry.raftlog.v1.IssueCertificateH\x00R\x10issueCertificateB\x04\n" +
+	"\x11issue_certificate\x18\x13 \x01(\v2#.skerry.raftlog.v1.IssueCertificateH\x00R\x10issueCertificate\x12=\n" +
+	"\n" +
+	"mint_token\x18\x14 \x01(\v2\x1c.skerry.raftlog.v1.MintTokenH\x00R\tmintToken\x12C\n" +
+	"\fprune_tokens\x18\x15 \x01(\v2\x1e.skerry.raftlog.v1.PruneTokensH\x00R\vpruneTokens\x12F\n" +
+	"\rarchive_agent\x18\x16 \x01(\v2\x1f.skerry.raftlog.v1.ArchiveAgentH\x00R\farchiveAgent\x12L\n" +
+	"\x0fschedule_runner\x18\x17 \x01(\v2!.skerry.raftlog.v1.ScheduleRunnerH\x00R\x0escheduleRunner\x12F\n" +
+	"\rremove_runner\x18\x18 \x01(\v2\x1f.skerry.raftlog.v1.RemoveRunnerH\x00R\fremoveRunner\x12C\n" +
+	"\fcreate_timer\x18\x19 \x01(\v2\x1e.skerry.raftlog.v1.CreateTimerH\x00R\vcreateTimer\x12C\n" +
+	"\fcancel_timer\x18\x1a \x01(\v2\x1e.skerry.raftlog.v1.CancelTimerH\x00R\vcancelTimer\x12@\n" +
+	"\vfire_timers\x18\x1b \x01(\v2\x1d.skerry.raftlog.v1.FireTimersH\x00R\n" +
+	"fireTimers\x12@\n" +
+	"\vrecord_ends\x18\x1c \x01(\v2\x1d.skerry.raftlog.v1.RecordEndsH\x00R\n" +
+	"recordEnds\x12:\n" +
+	"\tack_inbox\x18\x1d \x01(\v2\x1b.skerry.raftlog.v1.AckInboxH\x00R\backInboxB\x04\n" +
 	"\x02op\">\n" +
 	"\tPutMember\x121\n" +
 	"\x06member\x18\x01 \x01(\v2\x19.skerry.raftlog.v1.MemberR\x06member\"\"\n" +
@@ -2867,7 +4273,48 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
 	"DenyMember\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"B\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"^\n" +
+	"\tMintToken\x12.\n" +
+	"\x05token\x18\x01 \x01(\v2\x18.skerry.raftlog.v1.TokenR\x05token\x12!\n" +
+	"\fagent_parent\x18\x02 \x01(\tR\vagentParent\"W\n" +
+	"\vPruneTokens\x122\n" +
+	"\x06before\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x06before\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"\"\n" +
+	"\fArchiveAgent\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xa3\x01\n" +
+	"\x0eScheduleRunner\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bschedule\x18\x02 \x01(\tR\bschedule\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12.\n" +
+	"\x05drain\x18\x04 \x01(\v2\x18.skerry.raftlog.v1.DrainR\x05drain\x12\x19\n" +
+	"\bdrain_id\x18\x05 \x01(\tR\adrainId\"8\n" +
+	"\fRemoveRunner\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"=\n" +
+	"\vCreateTimer\x12.\n" +
+	"\x05timer\x18\x01 \x01(\v2\x18.skerry.raftlog.v1.TimerR\x05timer\"3\n" +
+	"\vCancelTimer\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\x1e\n" +
+	"\n" +
+	"FireTimers\x12\x10\n" +
+	"\x03ids\x18\x01 \x03(\tR\x03ids\"|\n" +
+	"\n" +
+	"RecordEnds\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x10\n" +
+	"\x03log\x18\x02 \x01(\tR\x03log\x12\x18\n" +
+	"\athrough\x18\x03 \x01(\x04R\athrough\x12*\n" +
+	"\x04ends\x18\x04 \x03(\v2\x16.skerry.raftlog.v1.EndR\x04ends\"\x8e\x01\n" +
+	"\x03End\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12!\n" +
+	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x12\x12\n" +
+	"\x04seen\x18\x06 \x01(\bR\x04seen\":\n" +
+	"\bAckInbox\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x18\n" +
+	"\athrough\x18\x02 \x01(\x04R\athrough\"B\n" +
 	"\fAuthorityKey\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\"\xac\x01\n" +
@@ -2900,7 +4347,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"generation\x18\x06 \x01(\x04R\n" +
 	"generation\x12\x10\n" +
 	"\x03key\x18\a \x01(\fR\x03key\x122\n" +
-	"\x06denied\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x06denied\"\xbe\x02\n" +
+	"\x06denied\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x06denied\"\xe5\x03\n" +
 	"\x06Runner\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -2909,15 +4356,52 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x04tier\x18\x05 \x01(\tR\x04tier\x12=\n" +
 	"\x06labels\x18\x06 \x03(\v2%.skerry.raftlog.v1.Runner.LabelsEntryR\x06labels\x12\x14\n" +
 	"\x05slots\x18\a \x01(\rR\x05slots\x124\n" +
-	"\achanged\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1a9\n" +
+	"\achanged\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12\x1a\n" +
+	"\bschedule\x18\x14 \x01(\tR\bschedule\x12'\n" +
+	"\x0fschedule_reason\x18\x15 \x01(\tR\x0escheduleReason\x12.\n" +
+	"\x05drain\x18\x16 \x01(\v2\x18.skerry.raftlog.v1.DrainR\x05drain\x12\x17\n" +
+	"\aend_log\x18\x17 \x01(\tR\x06endLog\x12\x17\n" +
+	"\aend_seq\x18\x18 \x01(\x04R\x06endSeq\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x92\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\x02\n" +
+	"\x05Drain\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
+	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x126\n" +
+	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12#\n" +
+	"\rleave_running\x18\x04 \x01(\bR\fleaveRunning\x120\n" +
+	"\x05ended\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x1c\n" +
+	"\tcancelled\x18\x06 \x01(\rR\tcancelled\x12\x12\n" +
+	"\x04left\x18\a \x01(\rR\x04left\x12\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"\xe2\x01\n" +
 	"\x05Agent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x124\n" +
 	"\acreated\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12%\n" +
-	"\x0edefault_runner\x18\x04 \x01(\tR\rdefaultRunner\"\xe2\x02\n" +
+	"\x0edefault_runner\x18\x04 \x01(\tR\rdefaultRunner\x12\x16\n" +
+	"\x06parent\x18\x14 \x01(\tR\x06parent\x126\n" +
+	"\barchived\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\barchived\"\xce\x01\n" +
+	"\x05Timer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12,\n" +
+	"\x03due\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x03due\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12!\n" +
+	"\fexecution_id\x18\x05 \x01(\tR\vexecutionId\x124\n" +
+	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"\x89\x01\n" +
+	"\x05Inbox\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x04R\x04last\x12\"\n" +
+	"\facknowledged\x18\x03 \x01(\x04R\facknowledged\x12\x18\n" +
+	"\adropped\x18\x04 \x01(\x04R\adropped\x12\x18\n" +
+	"\aentries\x18\x05 \x01(\rR\aentries\"\x9c\x01\n" +
+	"\n" +
+	"InboxEntry\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12.\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x12\x0e\n" +
+	"\x02id\x18\x06 \x01(\tR\x02id\"\xcc\x03\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04hash\x18\x02 \x01(\fR\x04hash\x12\x12\n" +
@@ -2929,19 +4413,24 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\aexpires\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
 	"\arevoked\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12)\n" +
 	"\x10network_policies\x18\n" +
-	" \x03(\tR\x0fnetworkPolicies\"\xc2\x01\n" +
+	" \x03(\tR\x0fnetworkPolicies\x12 \n" +
+	"\vpermissions\x18\x14 \x03(\tR\vpermissions\x12\x18\n" +
+	"\arunners\x18\x15 \x03(\tR\arunners\x12\x16\n" +
+	"\x06parent\x18\x16 \x01(\tR\x06parent\x12\x14\n" +
+	"\x05depth\x18\x17 \x01(\rR\x05depth\"\xd6\x01\n" +
 	"\tWorkspace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
 	"\x06runner\x18\x03 \x01(\tR\x06runner\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12+\n" +
 	"\x04head\x18\x05 \x01(\v2\x17.skerry.raftlog.v1.HeadR\x04head\x124\n" +
-	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"w\n" +
+	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x12\n" +
+	"\x04lost\x18\x14 \x01(\bR\x04lost\"w\n" +
 	"\aApplied\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xd9\x04\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xf5\x05\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -2954,15 +4443,20 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
 	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
 	"\n" +
-	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
-	"\x06result\"Q\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinToken\x120\n" +
+	"\x05agent\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
+	"\x05timer\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x126\n" +
+	"\acounted\x18\x16 \x01(\v2\x1a.skerry.raftlog.v1.CountedH\x00R\acountedB\b\n" +
+	"\x06result\"#\n" +
+	"\aCounted\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\rR\achanged\"Q\n" +
 	"\aFailure\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\xd8\x04\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xfe\x05\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -2975,7 +4469,11 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
 	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
 	"\n" +
-	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinTokenB\b\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinToken\x120\n" +
+	"\x05timer\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x120\n" +
+	"\x05inbox\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.InboxH\x00R\x05inbox\x12@\n" +
+	"\vinbox_entry\x18\x16 \x01(\v2\x1d.skerry.raftlog.v1.InboxEntryH\x00R\n" +
+	"inboxEntryB\b\n" +
 	"\x06record\"\xa0\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
@@ -2997,7 +4495,7 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
 	(*PutMember)(nil),             // 1: skerry.raftlog.v1.PutMember
@@ -3018,26 +4516,42 @@ var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*RevokeJoinToken)(nil),       // 16: skerry.raftlog.v1.RevokeJoinToken
 	(*IssueCertificate)(nil),      // 17: skerry.raftlog.v1.IssueCertificate
 	(*DenyMember)(nil),            // 18: skerry.raftlog.v1.DenyMember
-	(*AuthorityKey)(nil),          // 19: skerry.raftlog.v1.AuthorityKey
-	(*Authority)(nil),             // 20: skerry.raftlog.v1.Authority
-	(*JoinToken)(nil),             // 21: skerry.raftlog.v1.JoinToken
-	(*CertificateHolder)(nil),     // 22: skerry.raftlog.v1.CertificateHolder
-	(*Runner)(nil),                // 23: skerry.raftlog.v1.Runner
-	(*Agent)(nil),                 // 24: skerry.raftlog.v1.Agent
-	(*Token)(nil),                 // 25: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 26: skerry.raftlog.v1.Workspace
-	(*Applied)(nil),               // 27: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 28: skerry.raftlog.v1.Answer
-	(*Failure)(nil),               // 29: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 30: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 31: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 32: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 33: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 34: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
+	(*MintToken)(nil),             // 19: skerry.raftlog.v1.MintToken
+	(*PruneTokens)(nil),           // 20: skerry.raftlog.v1.PruneTokens
+	(*ArchiveAgent)(nil),          // 21: skerry.raftlog.v1.ArchiveAgent
+	(*ScheduleRunner)(nil),        // 22: skerry.raftlog.v1.ScheduleRunner
+	(*RemoveRunner)(nil),          // 23: skerry.raftlog.v1.RemoveRunner
+	(*CreateTimer)(nil),           // 24: skerry.raftlog.v1.CreateTimer
+	(*CancelTimer)(nil),           // 25: skerry.raftlog.v1.CancelTimer
+	(*FireTimers)(nil),            // 26: skerry.raftlog.v1.FireTimers
+	(*RecordEnds)(nil),            // 27: skerry.raftlog.v1.RecordEnds
+	(*End)(nil),                   // 28: skerry.raftlog.v1.End
+	(*AckInbox)(nil),              // 29: skerry.raftlog.v1.AckInbox
+	(*AuthorityKey)(nil),          // 30: skerry.raftlog.v1.AuthorityKey
+	(*Authority)(nil),             // 31: skerry.raftlog.v1.Authority
+	(*JoinToken)(nil),             // 32: skerry.raftlog.v1.JoinToken
+	(*CertificateHolder)(nil),     // 33: skerry.raftlog.v1.CertificateHolder
+	(*Runner)(nil),                // 34: skerry.raftlog.v1.Runner
+	(*Drain)(nil),                 // 35: skerry.raftlog.v1.Drain
+	(*Agent)(nil),                 // 36: skerry.raftlog.v1.Agent
+	(*Timer)(nil),                 // 37: skerry.raftlog.v1.Timer
+	(*Inbox)(nil),                 // 38: skerry.raftlog.v1.Inbox
+	(*InboxEntry)(nil),            // 39: skerry.raftlog.v1.InboxEntry
+	(*Token)(nil),                 // 40: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 41: skerry.raftlog.v1.Workspace
+	(*Applied)(nil),               // 42: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 43: skerry.raftlog.v1.Answer
+	(*Counted)(nil),               // 44: skerry.raftlog.v1.Counted
+	(*Failure)(nil),               // 45: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 46: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 47: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 48: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 49: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 50: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	35, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	51, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
 	5,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
 	6,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
 	7,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
@@ -3054,59 +4568,88 @@ var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
 	15, // 14: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
 	16, // 15: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
 	17, // 16: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
-	4,  // 17: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
-	35, // 18: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
-	35, // 19: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
-	33, // 20: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	25, // 21: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	12, // 22: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	19, // 23: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
-	19, // 24: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
-	21, // 25: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
-	22, // 26: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	19, // 27: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
-	35, // 28: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
-	35, // 29: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
-	35, // 30: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
-	35, // 31: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
-	35, // 32: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
-	35, // 33: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
-	35, // 34: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
-	35, // 35: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
-	34, // 36: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	35, // 37: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	35, // 38: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	35, // 39: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	35, // 40: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	35, // 41: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	12, // 42: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	35, // 43: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	35, // 44: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	29, // 45: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	23, // 46: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	25, // 47: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	26, // 48: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	32, // 49: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	30, // 50: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	4,  // 51: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
-	22, // 52: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	20, // 53: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
-	21, // 54: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
-	32, // 55: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	23, // 56: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	24, // 57: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	25, // 58: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	26, // 59: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	27, // 60: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	4,  // 61: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
-	22, // 62: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	20, // 63: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
-	21, // 64: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
-	65, // [65:65] is the sub-list for method output_type
-	65, // [65:65] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	19, // 17: skerry.raftlog.v1.Command.mint_token:type_name -> skerry.raftlog.v1.MintToken
+	20, // 18: skerry.raftlog.v1.Command.prune_tokens:type_name -> skerry.raftlog.v1.PruneTokens
+	21, // 19: skerry.raftlog.v1.Command.archive_agent:type_name -> skerry.raftlog.v1.ArchiveAgent
+	22, // 20: skerry.raftlog.v1.Command.schedule_runner:type_name -> skerry.raftlog.v1.ScheduleRunner
+	23, // 21: skerry.raftlog.v1.Command.remove_runner:type_name -> skerry.raftlog.v1.RemoveRunner
+	24, // 22: skerry.raftlog.v1.Command.create_timer:type_name -> skerry.raftlog.v1.CreateTimer
+	25, // 23: skerry.raftlog.v1.Command.cancel_timer:type_name -> skerry.raftlog.v1.CancelTimer
+	26, // 24: skerry.raftlog.v1.Command.fire_timers:type_name -> skerry.raftlog.v1.FireTimers
+	27, // 25: skerry.raftlog.v1.Command.record_ends:type_name -> skerry.raftlog.v1.RecordEnds
+	29, // 26: skerry.raftlog.v1.Command.ack_inbox:type_name -> skerry.raftlog.v1.AckInbox
+	4,  // 27: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
+	51, // 28: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
+	51, // 29: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
+	49, // 30: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	40, // 31: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	12, // 32: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	30, // 33: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	30, // 34: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	32, // 35: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
+	33, // 36: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	40, // 37: skerry.raftlog.v1.MintToken.token:type_name -> skerry.raftlog.v1.Token
+	51, // 38: skerry.raftlog.v1.PruneTokens.before:type_name -> google.protobuf.Timestamp
+	35, // 39: skerry.raftlog.v1.ScheduleRunner.drain:type_name -> skerry.raftlog.v1.Drain
+	37, // 40: skerry.raftlog.v1.CreateTimer.timer:type_name -> skerry.raftlog.v1.Timer
+	28, // 41: skerry.raftlog.v1.RecordEnds.ends:type_name -> skerry.raftlog.v1.End
+	30, // 42: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
+	51, // 43: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
+	51, // 44: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
+	51, // 45: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
+	51, // 46: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
+	51, // 47: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
+	51, // 48: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
+	51, // 49: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
+	51, // 50: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
+	50, // 51: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	51, // 52: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	35, // 53: skerry.raftlog.v1.Runner.drain:type_name -> skerry.raftlog.v1.Drain
+	51, // 54: skerry.raftlog.v1.Drain.started:type_name -> google.protobuf.Timestamp
+	51, // 55: skerry.raftlog.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
+	51, // 56: skerry.raftlog.v1.Drain.ended:type_name -> google.protobuf.Timestamp
+	51, // 57: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	51, // 58: skerry.raftlog.v1.Agent.archived:type_name -> google.protobuf.Timestamp
+	51, // 59: skerry.raftlog.v1.Timer.due:type_name -> google.protobuf.Timestamp
+	51, // 60: skerry.raftlog.v1.Timer.created:type_name -> google.protobuf.Timestamp
+	51, // 61: skerry.raftlog.v1.InboxEntry.time:type_name -> google.protobuf.Timestamp
+	51, // 62: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	51, // 63: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	51, // 64: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	12, // 65: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	51, // 66: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	51, // 67: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	45, // 68: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	34, // 69: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	40, // 70: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	41, // 71: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	48, // 72: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	46, // 73: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	4,  // 74: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
+	33, // 75: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	31, // 76: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
+	32, // 77: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	36, // 78: skerry.raftlog.v1.Answer.agent:type_name -> skerry.raftlog.v1.Agent
+	37, // 79: skerry.raftlog.v1.Answer.timer:type_name -> skerry.raftlog.v1.Timer
+	44, // 80: skerry.raftlog.v1.Answer.counted:type_name -> skerry.raftlog.v1.Counted
+	48, // 81: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	34, // 82: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	36, // 83: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	40, // 84: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	41, // 85: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	42, // 86: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	4,  // 87: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
+	33, // 88: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	31, // 89: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
+	32, // 90: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	37, // 91: skerry.raftlog.v1.SnapshotRecord.timer:type_name -> skerry.raftlog.v1.Timer
+	38, // 92: skerry.raftlog.v1.SnapshotRecord.inbox:type_name -> skerry.raftlog.v1.Inbox
+	39, // 93: skerry.raftlog.v1.SnapshotRecord.inbox_entry:type_name -> skerry.raftlog.v1.InboxEntry
+	94, // [94:94] is the sub-list for method output_type
+	94, // [94:94] is the sub-list for method input_type
+	94, // [94:94] is the sub-list for extension type_name
+	94, // [94:94] is the sub-list for extension extendee
+	0,  // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -3131,8 +4674,18 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_CreateJoinToken)(nil),
 		(*Command_RevokeJoinToken)(nil),
 		(*Command_IssueCertificate)(nil),
+		(*Command_MintToken)(nil),
+		(*Command_PruneTokens)(nil),
+		(*Command_ArchiveAgent)(nil),
+		(*Command_ScheduleRunner)(nil),
+		(*Command_RemoveRunner)(nil),
+		(*Command_CreateTimer)(nil),
+		(*Command_CancelTimer)(nil),
+		(*Command_FireTimers)(nil),
+		(*Command_RecordEnds)(nil),
+		(*Command_AckInbox)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[28].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[43].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
@@ -3143,8 +4696,11 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Answer_Holder)(nil),
 		(*Answer_Authority)(nil),
 		(*Answer_JoinToken)(nil),
+		(*Answer_Agent)(nil),
+		(*Answer_Timer)(nil),
+		(*Answer_Counted)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[31].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[47].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
@@ -3155,6 +4711,9 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*SnapshotRecord_Holder)(nil),
 		(*SnapshotRecord_Authority)(nil),
 		(*SnapshotRecord_JoinToken)(nil),
+		(*SnapshotRecord_Timer)(nil),
+		(*SnapshotRecord_Inbox)(nil),
+		(*SnapshotRecord_InboxEntry)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3162,7 +4721,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
