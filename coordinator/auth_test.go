@@ -97,10 +97,10 @@ func TestAuthMatrix(t *testing.T) {
 		if rules[procedure].open {
 			continue
 		}
-		adminOnly := !slices.Contains(rules[procedure].roles, skerryv1.RoleAgent)
+		allows := func(role string) bool { return slices.Contains(rules[procedure].roles, role) }
 		for _, tt := range tokens {
 			want := tt.reason
-			if tt.name == "agent" && adminOnly {
+			if (tt.name == "agent" || tt.name == "admin") && !allows(tt.name) {
 				want = problem.PermissionDenied
 			}
 			// A malformed body shows that the token is checked first.

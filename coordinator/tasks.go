@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"context"
-	"sync"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -11,21 +10,11 @@ import (
 
 // stateTasks are the leader tasks that act on the replicated state alone and on
 // the runners' links. Each returns when its context ends.
-func (c *Coordinator) stateTasks() []func(context.Context) {
-	return []func(context.Context){c.endCalls, c.pruneTokens, c.fireTimers, c.drainRunners}
+func (c *Coordinator) stateTasks() []leaderTask {
+	return []leaderTask{c.endCalls, c.pruneTokens, c.fireTimers, c.drainRunners}
 }
 
 func (c *Coordinator) commitPrune(ctx context.Context, before *timestamppb.Timestamp) (uint32, error) {
 	answer, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_PruneTokens{PruneTokens: &raftlogv1.PruneTokens{Before: before, Limit: pruneBatch}}})
 	return answer.GetCounted().GetChanged(), err
-}
-
-// startTasks runs the leader tasks until stopTasks, which waits for them.
-func (c *Coordinator) startTasks() {
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	for _, task := range c.stateTasks() {
-		running.Go(func() { task(ctx) })
-	}
-	c.stopTasks = func() { cancel(); running.Wait() }
 }
