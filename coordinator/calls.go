@@ -34,7 +34,9 @@ func (s *callSet) enter(ctx context.Context, id identity) (_ context.Context, le
 	ctx, end := context.WithCancelCause(ctx)
 	stop := func() {}
 	if !id.expires.IsZero() {
-		ctx, stop = context.WithDeadlineCause(ctx, id.expires, tokenExpired())
+		// No deadline: runners would be told it and answer that theirs has passed.
+		alarm := time.AfterFunc(time.Until(id.expires), func() { end(tokenExpired()) })
+		stop = func() { alarm.Stop() }
 	}
 	if id.tokenID == "" {
 		return ctx, func() { stop(); end(nil) }

@@ -88,8 +88,8 @@ func (s inboxService) WatchInbox(ctx context.Context, req *connect.Request[skerr
 	if box := s.c.state.Read().Inbox(agent); after > box.GetLast() {
 		return problem.Invalid("after", "use nextCursor of an earlier answer, or 0", "no entry %d yet: the newest is %d", after, box.GetLast())
 	}
-	for {
-		page, view := s.await(ctx, agent, after, maxEntries)
+	for first := true; ; first = false {
+		page, view := s.next(ctx, agent, after, first)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -99,6 +99,16 @@ func (s inboxService) WatchInbox(ctx context.Context, req *connect.Request[skerr
 			return err
 		}
 	}
+}
+
+// next gives what follows a cursor: the first time at once, though it be nothing,
+// so that the caller learns that it is being served.
+func (s inboxService) next(ctx context.Context, agent string, after uint64, atOnce bool) ([]*raftlogv1.InboxEntry, state.Reader) {
+	if atOnce {
+		view := s.c.state.Read()
+		return view.Entries(agent, after, maxEntries), view
+	}
+	return s.await(ctx, agent, after, maxEntries)
 }
 
 func apiEntries(page []*raftlogv1.InboxEntry) []*skerryv1.InboxEntry {

@@ -194,9 +194,14 @@ func (s tokenService) ListTokens(ctx context.Context, _ *connect.Request[skerryv
 	out := &skerryv1.ListTokensResponse{}
 	view, id := s.c.state.Read(), caller(ctx)
 	for _, t := range tokensNear(view, id) {
-		if id.seesToken(view, t) {
-			out.Tokens = append(out.Tokens, apiToken(t))
+		if !id.seesToken(view, t) {
+			continue
 		}
+		shown := apiToken(t)
+		if !id.seesToken(view, view.Token(t.GetParent())) {
+			shown.Parent = "" // another agent's
+		}
+		out.Tokens = append(out.Tokens, shown)
 	}
 	return connect.NewResponse(out), nil
 }

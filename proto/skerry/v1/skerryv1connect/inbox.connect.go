@@ -44,8 +44,8 @@ type InboxServiceClient interface {
 	// ReadInbox acknowledges what stands at or before a cursor and gives what
 	// follows, waiting up to wait_ms for the first entry.
 	ReadInbox(context.Context, *connect.Request[v1.ReadInboxRequest]) (*connect.Response[v1.ReadInboxResponse], error)
-	// WatchInbox streams what follows a cursor, then each new entry. It
-	// acknowledges nothing.
+	// WatchInbox streams what follows a cursor, then each new entry. The first
+	// message comes at once and may have none. It acknowledges nothing.
 	WatchInbox(context.Context, *connect.Request[v1.WatchInboxRequest]) (*connect.ServerStreamForClient[v1.WatchInboxResponse], error)
 }
 
@@ -96,8 +96,8 @@ type InboxServiceHandler interface {
 	// ReadInbox acknowledges what stands at or before a cursor and gives what
 	// follows, waiting up to wait_ms for the first entry.
 	ReadInbox(context.Context, *connect.Request[v1.ReadInboxRequest]) (*connect.Response[v1.ReadInboxResponse], error)
-	// WatchInbox streams what follows a cursor, then each new entry. It
-	// acknowledges nothing.
+	// WatchInbox streams what follows a cursor, then each new entry. The first
+	// message comes at once and may have none. It acknowledges nothing.
 	WatchInbox(context.Context, *connect.Request[v1.WatchInboxRequest], *connect.ServerStream[v1.WatchInboxResponse]) error
 }
 
