@@ -34,12 +34,20 @@ type Files interface {
 	WriteFile(context.Context, *connect.Request[skerryv1.WriteFileRequest]) (*connect.Response[skerryv1.WriteFileResponse], error)
 }
 
+// Timers keeps reminders.
+type Timers interface {
+	CreateTimer(context.Context, *connect.Request[skerryv1.CreateTimerRequest]) (*connect.Response[skerryv1.CreateTimerResponse], error)
+	ListTimers(context.Context, *connect.Request[skerryv1.ListTimersRequest]) (*connect.Response[skerryv1.ListTimersResponse], error)
+	CancelTimer(context.Context, *connect.Request[skerryv1.CancelTimerRequest]) (*connect.Response[skerryv1.CancelTimerResponse], error)
+}
+
 // Clients are the parts of the API that the tools call. The generated Connect
 // clients satisfy them; ExecutionServiceClient is both of the first two.
 type Clients struct {
 	Starter    Starter
 	Executions Executions
 	Files      Files
+	Timers     Timers
 }
 
 // Config is what a server needs beside its clients.
@@ -76,5 +84,6 @@ func tools(c Clients) []tool {
 		runShell(c.Starter), runCommand(c.Starter),
 		executionStatus(c.Executions), executionLogs(c.Executions), executionCancel(c.Executions),
 		listFiles(c.Files), readFile(c.Files), writeFile(c.Files),
+		timerCreate(c.Timers), timerList(c.Timers), timerCancel(c.Timers),
 	}
 }
