@@ -25,6 +25,9 @@ func (n *raftNode) apply(ctx context.Context, cmd *raftlogv1.Command) (*raftlogv
 		cmd.Id = ids.New(ids.Command, 0, now).String()
 		cmd.Time = timestamppb.New(now)
 	}
+	if err := n.checkVersion(cmd); err != nil {
+		return nil, err
+	}
 	raw, err := proto.Marshal(cmd)
 	if err != nil {
 		return nil, problem.New(connect.CodeInternal, problem.Internal, "", "encode command").Because(err)
@@ -65,7 +68,7 @@ func (n *raftNode) propose(ctx context.Context, raw []byte) (*raftlogv1.Answer, 
 	case o := <-done:
 		return o.answer, o.err
 	case <-ctx.Done():
-		return nil, outcomeUnknown("the call ended before the change was committed").Because(ctx.Err())
+		return nil, outcomeUnknown("the call ended before the change was committed").Because(context.Cause(ctx))
 	}
 }
 
@@ -101,6 +104,7 @@ func refusal(f *raftlogv1.Failure) *problem.Error {
 		problem.Unauthenticated:  connect.CodeUnauthenticated,
 		problem.PermissionDenied: connect.CodePermissionDenied,
 		problem.AuthorityChanged: connect.CodeAborted,
+		problem.MemberRemoved:    connect.CodeFailedPrecondition,
 		problem.AgentArchived:    connect.CodeFailedPrecondition,
 		problem.RunnerCordoned:   connect.CodeFailedPrecondition,
 		problem.RunnerInUse:      connect.CodeFailedPrecondition,

@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
@@ -58,6 +59,8 @@ var (
 	agents  = []string{skerryv1.RoleAgent, skerryv1.RoleAdmin}
 	admins  = []string{skerryv1.RoleAdmin}
 	runners = []string{skerryv1.RoleRunner}
+	// coordinators are known by their certificate; no token has this role.
+	coordinators = []string{pki.RoleCoordinator}
 )
 
 // rule says who may make a call.
@@ -107,6 +110,14 @@ var rules = map[string]rule{
 	rpc.JoinServiceGetAuthorityProcedure:             {roles: admins, reads: true},
 	rpc.JoinServiceRotateAuthorityProcedure:          {roles: admins},
 	rpc.JoinServiceDenyMemberProcedure:               {roles: admins},
+	rpc.ClusterServiceGetClusterStatusProcedure:      {roles: admins, reads: true},
+	rpc.ClusterServiceListMembersProcedure:           {roles: admins, reads: true},
+	rpc.ClusterServiceRemoveMemberProcedure:          {roles: admins},
+	rpc.ClusterServiceTransferLeadershipProcedure:    {roles: admins},
+	rpc.ClusterServiceSaveSnapshotProcedure:          {roles: admins, reads: true},
+	rpc.ClusterServiceRestoreSnapshotProcedure:       {roles: admins},
+	rpc.ClusterServiceAnnounceMemberProcedure:        {roles: coordinators},
+	rpc.MemberServiceGetMemberStatsProcedure:         {roles: coordinators, reads: true},
 	link.Path:                                        {roles: runners},
 }
 

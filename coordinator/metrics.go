@@ -14,6 +14,8 @@ type metrics struct {
 	panics  prometheus.Counter
 	refused *prometheus.CounterVec
 	factory promauto.Factory
+	// Takes the metrics of Raft, which have a prefix of their own.
+	registerer prometheus.Registerer
 }
 
 // newMetrics registers with r; nil: with nobody.
@@ -23,7 +25,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 	f := promauto.With(prometheus.WrapRegistererWithPrefix("skerry_coordinator_", r))
 	return &metrics{
-		factory: f,
+		registerer: r,
+		factory:    f,
 		rpc: f.NewHistogramVec(prometheus.HistogramOpts{Name: "rpc_duration_seconds",
 			Help:    "Time to answer a call, waiting included, by method and result code.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}},
@@ -49,11 +52,9 @@ func (m *metrics) watch(c *Coordinator) {
 	gauge("runners_up", "Runners with a live link.", func() float64 { return float64(c.links.count()) })
 	gauge("calls_in_flight", "Calls being answered.", func() float64 { return float64(c.inFlight.Load()) })
 	gauge("is_leader", "1 on the leader.", func() float64 {
-		if c.node.leading() {
-			return 1
-		}
-		return 0
+		return number(c.leads())
 	})
+	m.watchRaft(c)
 	gauge("raft_applied_index", "Index of the last applied log entry.", func() float64 { return float64(c.node.raft.AppliedIndex()) })
 	gauge("raft_commit_index", "Index of the last committed log entry.", func() float64 { return float64(c.node.raft.CommitIndex()) })
 }

@@ -58,9 +58,14 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 	})
 }
 
-// endpoints are those of all coordinators that runners may dial; none where each
-// is reached at the address that it was told.
-func (c *Coordinator) endpoints() []string { return nil }
+// endpoints are those of all coordinators that runners may dial, this one's
+// first; none of a lone one, which is reached at the address that they were told.
+func (c *Coordinator) endpoints() []string {
+	if c.node.lone {
+		return nil
+	}
+	return append([]string{c.cfg.Advertise}, c.otherMembers()...)
+}
 
 // untilExpiry ends a link with the token that opened it.
 func untilExpiry(ctx context.Context, id identity) (context.Context, context.CancelFunc) {
@@ -174,7 +179,7 @@ func (c *Coordinator) commitRunnerState(ctx context.Context, name, state string)
 
 // markDown commits that a runner stayed away.
 func (c *Coordinator) markDown(name string) {
-	if c.links.get(name) != nil {
+	if c.links.get(name) != nil || !c.leads() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
