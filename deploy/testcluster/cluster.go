@@ -164,6 +164,9 @@ func (c *cluster) join(ctx context.Context, n *node) error {
 	if err := c.call(ctx, "JoinService/CreateJoinToken", map[string]any{"role": n.Role, "name": n.Name}, &out); err != nil {
 		return err
 	}
+	if err := os.MkdirAll(n.Dir, 0o711); err != nil {
+		return err
+	}
 	if err := os.WriteFile(n.joinToken(), []byte(out.Secret+"\n"), 0o600); err != nil {
 		return err
 	}
@@ -246,6 +249,9 @@ func (c *cluster) down() error {
 	return os.RemoveAll(c.Dir)
 }
 
+// errHopeless ends an await: waiting does not help.
+var errHopeless = errors.New("the process has ended")
+
 // await repeats check until it gives no error.
 func await(ctx context.Context, what string, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
@@ -256,6 +262,9 @@ func await(ctx context.Context, what string, check func() error) error {
 		err := check()
 		if err == nil {
 			return nil
+		}
+		if errors.Is(err, errHopeless) {
+			return fmt.Errorf("wait for %s: %w", what, err)
 		}
 		select {
 		case <-ctx.Done():

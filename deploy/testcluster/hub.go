@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -56,7 +55,7 @@ func (c *cluster) startHub(ctx context.Context) error {
 	}
 	return await(ctx, "the hub", func() error {
 		if !c.Hub.alive() {
-			return errors.New("it has ended; see hub.log")
+			return fmt.Errorf("%w; see hub.log", errHopeless)
 		}
 		conn, err := net.DialTimeout("tcp", c.Nodes[0].Endpoint[len("https://"):], time.Second)
 		if err != nil {

@@ -84,7 +84,7 @@ func (c *cluster) start(ctx context.Context, n *node) error {
 	}
 	return await(ctx, n.Name+" to answer", func() error {
 		if !n.Process.alive() {
-			return fmt.Errorf("it has ended; see %s", n.log())
+			return fmt.Errorf("%w; see %s", errHopeless, n.log())
 		}
 		return healthy(ctx, n.Metrics)
 	})
@@ -119,8 +119,7 @@ join_token_file: %s
 metrics_listen: %s:%s
 proxy: none
 labels: {node: %s}
-peer: {listen: "%s:%s"}
-`, n.Name, n.dataDir(), list, n.joinToken(), n.IP, portMetrics, n.Name, n.IP, portPeer)
+`, n.Name, n.dataDir(), list, n.joinToken(), n.IP, portMetrics, n.Name)
 	}
 	enter := "bootstrap: true"
 	if n != c.Nodes[0] {
