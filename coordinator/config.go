@@ -122,7 +122,6 @@ func DefaultConfig() Config {
 			ApplyTimeout:      config.Duration(5 * time.Second),
 			StallTimeout:      config.Duration(2 * time.Second),
 		},
-		TLS:     TLS{Names: []string{}},
 		Cluster: Cluster{Join: []string{}, Stabilization: config.Duration(5 * time.Second)},
 		Limits: Limits{
 			MaxRequest:    16 << 20,
