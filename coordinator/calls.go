@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -107,7 +108,8 @@ func asCause(ctx context.Context) *problem.Error {
 	if ctx.Err() == nil {
 		return nil
 	}
-	cause, _ := context.Cause(ctx).(*problem.Error)
+	var cause *problem.Error
+	errors.As(context.Cause(ctx), &cause)
 	return cause
 }
 

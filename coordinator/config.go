@@ -129,6 +129,7 @@ func DefaultConfig() Config {
 			MaxInFlight:   8192,
 			ShutdownGrace: config.Duration(5 * time.Second),
 		},
+		TLS:         TLS{Names: []string{}},
 		RunnerGrace: config.Duration(2 * time.Second),
 		Placement:   Placement{Policy: placement.Spread},
 		Log:         config.DefaultLog(),

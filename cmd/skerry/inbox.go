@@ -83,7 +83,7 @@ func (a *app) watchInbox(ctx context.Context, c *clients) error {
 // stopped is no error when the user ended what would go on for ever.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // stopped by a signal
 	}
 	return err
 }
