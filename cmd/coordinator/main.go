@@ -37,14 +37,27 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "coordinator:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// exitRemoved tells whoever starts the coordinator not to do so again.
+const exitRemoved = 3
+
+func exitCode(err error) int {
+	if errors.Is(err, coordinator.ErrRemoved) {
+		return exitRemoved
+	}
+	return 1
 }
 
 // flags name the keys of the configuration that each sets.
 var flags = []struct{ name, key, usage string }{
 	{"data-dir", "data_dir", "directory of the Raft log and snapshots"},
+	{"name", "name", "name of this coordinator in its cluster, for ever"},
 	{"listen", "listen", "host:port of the API; without TLS a loopback address"},
+	{"advertise", "advertise", "https://host:port of the API as the other coordinators reach it"},
+	{"cluster-listen", "cluster.listen", "host:port of Raft; empty: a lone coordinator"},
 	{"metrics-listen", "metrics_listen", "host:port of /metrics, /healthz and /readyz; empty: none"},
 	{"log-level", "log.level", "debug, info, warn or error"},
 	{"log-format", "log.format", "text or json"},
@@ -108,18 +121,13 @@ func run(ctx context.Context, cfg coordinator.Config, stderr io.Writer) (err err
 	}
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	c, err := coordinator.New(starting, cfg, coordinator.Deps{Logger: logger, Registerer: registry})
+	c, err := coordinator.New(starting, cfg, coordinator.Deps{Logger: logger, Registerer: registry, Version: version})
 	if err != nil {
 		return errors.Join(err, ln.Close())
 	}
 	defer func() { err = errors.Join(err, closeIn(ctx, cfg, c)) }()
-	tokenFile := filepath.Join(cfg.DataDir, coordinator.AdminTokenFile)
-	created, err := c.Bootstrap(starting, tokenFile)
-	if err != nil {
+	if err := firstToken(starting, cfg, c, logger); err != nil {
 		return errors.Join(err, ln.Close())
-	}
-	if created {
-		logger.InfoContext(ctx, "first start: the admin token is in a file", "file", tokenFile)
 	}
 	stopMetrics, err := serveMetrics(cfg, c, registry, logger)
 	if err != nil {
@@ -128,6 +136,20 @@ func run(ctx context.Context, cfg coordinator.Config, stderr io.Writer) (err err
 	defer stopMetrics()
 	logger.InfoContext(ctx, "serving", "listen", ln.Addr().String(), "cluster", c.ClusterID(), "version", version)
 	return c.Serve(ctx, ln)
+}
+
+// firstToken makes a lone coordinator's first token. The first leader of a
+// cluster does so by itself.
+func firstToken(ctx context.Context, cfg coordinator.Config, c *coordinator.Coordinator, logger *slog.Logger) error {
+	if cfg.Cluster.Enabled() {
+		return nil
+	}
+	path := filepath.Join(cfg.DataDir, coordinator.AdminTokenFile)
+	created, err := c.Bootstrap(ctx, path)
+	if created {
+		logger.InfoContext(ctx, "first start: the admin token is in a file", "file", path)
+	}
+	return err
 }
 
 func closeIn(ctx context.Context, cfg coordinator.Config, c *coordinator.Coordinator) error {
