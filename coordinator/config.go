@@ -113,7 +113,6 @@ func DefaultConfig() Config {
 			ApplyTimeout:      config.Duration(5 * time.Second),
 			StallTimeout:      config.Duration(2 * time.Second),
 		},
-		TLS:     TLS{Names: []string{}},
 		Cluster: Cluster{Join: []string{}, Stabilization: config.Duration(5 * time.Second)},
 		Limits: Limits{
 			MaxRequest:    16 << 20,
@@ -121,6 +120,7 @@ func DefaultConfig() Config {
 			MaxInFlight:   8192,
 			ShutdownGrace: config.Duration(5 * time.Second),
 		},
+		TLS:         TLS{Names: []string{}},
 		RunnerGrace: config.Duration(2 * time.Second),
 		Log:         config.DefaultLog(),
 	}

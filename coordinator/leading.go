@@ -49,6 +49,10 @@ func (c *Coordinator) leading(next http.Handler) http.Handler {
 		case c.node.lone || forwarded(r):
 			w.Header().Set(headerNotLeader, "1")
 			refuse(w, r, notLeader("this coordinator does not lead"))
+		case r.URL.Path == link.Path && r.Header.Get(link.HeaderDirect) != "" && c.leaderEndpoint() != "":
+			// A runner that can reach the leader itself needs no relay.
+			w.Header().Set(link.HeaderLeader, c.leaderEndpoint())
+			http.Error(w, "another coordinator leads", http.StatusMisdirectedRequest)
 		default:
 			proxy.ServeHTTP(w, r)
 		}

@@ -58,13 +58,15 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 	})
 }
 
-// endpoints are those of all coordinators that runners may dial, this one's
-// first; none of a lone one, which is reached at the address that they were told.
-func (c *Coordinator) endpoints() []string {
-	if c.node.lone {
-		return nil
+// endpoints are those of all coordinators that runners may dial; none where each
+// is reached at the address that it was told.
+func (c *Coordinator) endpoints() (out []string) {
+	for _, m := range c.state.Read().Members() {
+		if m.GetEndpoint() != "" {
+			out = append(out, m.GetEndpoint())
+		}
 	}
-	return append([]string{c.cfg.Advertise}, c.otherMembers()...)
+	return out
 }
 
 // untilExpiry ends a link with the token that opened it.
