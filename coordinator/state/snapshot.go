@@ -53,6 +53,7 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	each(s.txn, tableWorkspaces, indexID, func(v *raftlogv1.Workspace) {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Workspace{Workspace: v}})
 	})
+	s.writeTransfers(out)
 	for _, v := range s.applied {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Applied{Applied: v}})
 	}
@@ -139,6 +140,10 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 			return fmt.Errorf("two workspaces of agent %q on runner %q", v.Workspace.GetAgent(), v.Workspace.GetRunner())
 		}
 		return insertNew(txn, tableWorkspaces, v.Workspace, v.Workspace.GetId())
+	case *raftlogv1.SnapshotRecord_Transfer:
+		return insertNew(txn, tableTransfers, v.Transfer, v.Transfer.GetId())
+	case *raftlogv1.SnapshotRecord_Branch:
+		return insertNew(txn, tableBranches, v.Branch, v.Branch.GetId())
 	case *raftlogv1.SnapshotRecord_Applied:
 		return remembered.load(v.Applied)
 	default:

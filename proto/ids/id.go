@@ -23,6 +23,8 @@ const (
 	Token     Kind = "tk"
 	Cluster   Kind = "cl"
 	Command   Kind = "cm"
+	Transfer  Kind = "tr"
+	Branch    Kind = "br"
 )
 
 // MaxRunner is the largest runner number that an id can carry (24 bits).

@@ -42,6 +42,9 @@ const (
 	InputConflict        = "INPUT_CONFLICT"
 	NotRunning           = "EXECUTION_NOT_RUNNING"
 	PortClosed           = "PORT_CLOSED"
+	FileConflict         = "FILE_CONFLICT"
+	WorkspaceMoving      = "WORKSPACE_MOVING"
+	ReplicaBehind        = "REPLICA_BEHIND"
 	Internal             = "INTERNAL"
 )
 

@@ -40,6 +40,15 @@ type Command struct {
 	//	*Command_RevokeToken
 	//	*Command_AssignWorkspace
 	//	*Command_UpdateHeads
+	//	*Command_CreateTransfer
+	//	*Command_UpdateTransfer
+	//	*Command_CancelTransfer
+	//	*Command_AddGrantKey
+	//	*Command_SetReplication
+	//	*Command_SetReplica
+	//	*Command_ReassignWorkspace
+	//	*Command_EndRestore
+	//	*Command_UpdateBranches
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -159,6 +168,87 @@ func (x *Command) GetUpdateHeads() *UpdateHeads {
 	return nil
 }
 
+func (x *Command) GetCreateTransfer() *CreateTransfer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreateTransfer); ok {
+			return x.CreateTransfer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetUpdateTransfer() *UpdateTransfer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_UpdateTransfer); ok {
+			return x.UpdateTransfer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCancelTransfer() *CancelTransfer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CancelTransfer); ok {
+			return x.CancelTransfer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAddGrantKey() *AddGrantKey {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AddGrantKey); ok {
+			return x.AddGrantKey
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSetReplication() *SetReplication {
+	if x != nil {
+		if x, ok := x.Op.(*Command_SetReplication); ok {
+			return x.SetReplication
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSetReplica() *SetReplica {
+	if x != nil {
+		if x, ok := x.Op.(*Command_SetReplica); ok {
+			return x.SetReplica
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReassignWorkspace() *ReassignWorkspace {
+	if x != nil {
+		if x, ok := x.Op.(*Command_ReassignWorkspace); ok {
+			return x.ReassignWorkspace
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetEndRestore() *EndRestore {
+	if x != nil {
+		if x, ok := x.Op.(*Command_EndRestore); ok {
+			return x.EndRestore
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetUpdateBranches() *UpdateBranches {
+	if x != nil {
+		if x, ok := x.Op.(*Command_UpdateBranches); ok {
+			return x.UpdateBranches
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -191,6 +281,42 @@ type Command_UpdateHeads struct {
 	UpdateHeads *UpdateHeads `protobuf:"bytes,9,opt,name=update_heads,json=updateHeads,proto3,oneof"`
 }
 
+type Command_CreateTransfer struct {
+	CreateTransfer *CreateTransfer `protobuf:"bytes,40,opt,name=create_transfer,json=createTransfer,proto3,oneof"`
+}
+
+type Command_UpdateTransfer struct {
+	UpdateTransfer *UpdateTransfer `protobuf:"bytes,41,opt,name=update_transfer,json=updateTransfer,proto3,oneof"`
+}
+
+type Command_CancelTransfer struct {
+	CancelTransfer *CancelTransfer `protobuf:"bytes,42,opt,name=cancel_transfer,json=cancelTransfer,proto3,oneof"`
+}
+
+type Command_AddGrantKey struct {
+	AddGrantKey *AddGrantKey `protobuf:"bytes,43,opt,name=add_grant_key,json=addGrantKey,proto3,oneof"`
+}
+
+type Command_SetReplication struct {
+	SetReplication *SetReplication `protobuf:"bytes,44,opt,name=set_replication,json=setReplication,proto3,oneof"`
+}
+
+type Command_SetReplica struct {
+	SetReplica *SetReplica `protobuf:"bytes,45,opt,name=set_replica,json=setReplica,proto3,oneof"`
+}
+
+type Command_ReassignWorkspace struct {
+	ReassignWorkspace *ReassignWorkspace `protobuf:"bytes,46,opt,name=reassign_workspace,json=reassignWorkspace,proto3,oneof"`
+}
+
+type Command_EndRestore struct {
+	EndRestore *EndRestore `protobuf:"bytes,47,opt,name=end_restore,json=endRestore,proto3,oneof"`
+}
+
+type Command_UpdateBranches struct {
+	UpdateBranches *UpdateBranches `protobuf:"bytes,48,opt,name=update_branches,json=updateBranches,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Op() {}
 
 func (*Command_RegisterRunner) isCommand_Op() {}
@@ -204,6 +330,24 @@ func (*Command_RevokeToken) isCommand_Op() {}
 func (*Command_AssignWorkspace) isCommand_Op() {}
 
 func (*Command_UpdateHeads) isCommand_Op() {}
+
+func (*Command_CreateTransfer) isCommand_Op() {}
+
+func (*Command_UpdateTransfer) isCommand_Op() {}
+
+func (*Command_CancelTransfer) isCommand_Op() {}
+
+func (*Command_AddGrantKey) isCommand_Op() {}
+
+func (*Command_SetReplication) isCommand_Op() {}
+
+func (*Command_SetReplica) isCommand_Op() {}
+
+func (*Command_ReassignWorkspace) isCommand_Op() {}
+
+func (*Command_EndRestore) isCommand_Op() {}
+
+func (*Command_UpdateBranches) isCommand_Op() {}
 
 type InitCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -679,6 +823,566 @@ func (x *Head) GetDetail() string {
 	return ""
 }
 
+type CreateTransfer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Transfer      *Transfer              `protobuf:"bytes,1,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTransfer) Reset() {
+	*x = CreateTransfer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTransfer) ProtoMessage() {}
+
+func (x *CreateTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTransfer.ProtoReflect.Descriptor instead.
+func (*CreateTransfer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CreateTransfer) GetTransfer() *Transfer {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
+// UpdateTransfer changes what is set.
+type UpdateTransfer struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	State          string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	Snapshot       string                 `protobuf:"bytes,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Counts         *Counts                `protobuf:"bytes,4,opt,name=counts,proto3" json:"counts,omitempty"`
+	Bytes          uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	BytesCompleted uint64                 `protobuf:"varint,6,opt,name=bytes_completed,json=bytesCompleted,proto3" json:"bytes_completed,omitempty"`
+	Reason         string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message        string                 `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
+	Route          string                 `protobuf:"bytes,9,opt,name=route,proto3" json:"route,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *UpdateTransfer) Reset() {
+	*x = UpdateTransfer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateTransfer) ProtoMessage() {}
+
+func (x *UpdateTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateTransfer.ProtoReflect.Descriptor instead.
+func (*UpdateTransfer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *UpdateTransfer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetCounts() *Counts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *UpdateTransfer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *UpdateTransfer) GetBytesCompleted() uint64 {
+	if x != nil {
+		return x.BytesCompleted
+	}
+	return 0
+}
+
+func (x *UpdateTransfer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
+}
+
+type CancelTransfer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelTransfer) Reset() {
+	*x = CancelTransfer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelTransfer) ProtoMessage() {}
+
+func (x *CancelTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelTransfer.ProtoReflect.Descriptor instead.
+func (*CancelTransfer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CancelTransfer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// AddGrantKey makes a key the one that signs; the one before stays valid.
+type AddGrantKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *GrantKey              `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Only when there is no key yet.
+	First         bool `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddGrantKey) Reset() {
+	*x = AddGrantKey{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddGrantKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddGrantKey) ProtoMessage() {}
+
+func (x *AddGrantKey) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddGrantKey.ProtoReflect.Descriptor instead.
+func (*AddGrantKey) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *AddGrantKey) GetKey() *GrantKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *AddGrantKey) GetFirst() bool {
+	if x != nil {
+		return x.First
+	}
+	return false
+}
+
+type SetReplication struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workspace     string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	IntervalS     uint32                 `protobuf:"varint,3,opt,name=interval_s,json=intervalS,proto3" json:"interval_s,omitempty"`
+	Target        string                 `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReplication) Reset() {
+	*x = SetReplication{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReplication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReplication) ProtoMessage() {}
+
+func (x *SetReplication) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReplication.ProtoReflect.Descriptor instead.
+func (*SetReplication) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SetReplication) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *SetReplication) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *SetReplication) GetIntervalS() uint32 {
+	if x != nil {
+		return x.IntervalS
+	}
+	return 0
+}
+
+func (x *SetReplication) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type SetReplica struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workspace     string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Replica       *Replica               `protobuf:"bytes,2,opt,name=replica,proto3" json:"replica,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReplica) Reset() {
+	*x = SetReplica{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReplica) ProtoMessage() {}
+
+func (x *SetReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReplica.ProtoReflect.Descriptor instead.
+func (*SetReplica) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SetReplica) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *SetReplica) GetReplica() *Replica {
+	if x != nil {
+		return x.Replica
+	}
+	return nil
+}
+
+type ReassignWorkspace struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Workspace string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	// Epoch that it must have.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	To            string `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	BranchId      string `protobuf:"bytes,4,opt,name=branch_id,json=branchId,proto3" json:"branch_id,omitempty"`
+	AcceptLoss    bool   `protobuf:"varint,5,opt,name=accept_loss,json=acceptLoss,proto3" json:"accept_loss,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReassignWorkspace) Reset() {
+	*x = ReassignWorkspace{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReassignWorkspace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReassignWorkspace) ProtoMessage() {}
+
+func (x *ReassignWorkspace) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReassignWorkspace.ProtoReflect.Descriptor instead.
+func (*ReassignWorkspace) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ReassignWorkspace) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *ReassignWorkspace) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ReassignWorkspace) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *ReassignWorkspace) GetBranchId() string {
+	if x != nil {
+		return x.BranchId
+	}
+	return ""
+}
+
+func (x *ReassignWorkspace) GetAcceptLoss() bool {
+	if x != nil {
+		return x.AcceptLoss
+	}
+	return false
+}
+
+type EndRestore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workspace     string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Head          *Head                  `protobuf:"bytes,3,opt,name=head,proto3" json:"head,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndRestore) Reset() {
+	*x = EndRestore{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndRestore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndRestore) ProtoMessage() {}
+
+func (x *EndRestore) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndRestore.ProtoReflect.Descriptor instead.
+func (*EndRestore) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *EndRestore) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *EndRestore) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *EndRestore) GetHead() *Head {
+	if x != nil {
+		return x.Head
+	}
+	return nil
+}
+
+type UpdateBranches struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runner        string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	Heads         []*Head                `protobuf:"bytes,2,rep,name=heads,proto3" json:"heads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateBranches) Reset() {
+	*x = UpdateBranches{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateBranches) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateBranches) ProtoMessage() {}
+
+func (x *UpdateBranches) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateBranches.ProtoReflect.Descriptor instead.
+func (*UpdateBranches) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *UpdateBranches) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *UpdateBranches) GetHeads() []*Head {
+	if x != nil {
+		return x.Heads
+	}
+	return nil
+}
+
 type Runner struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -695,7 +1399,7 @@ type Runner struct {
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +1411,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +1424,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Runner) GetName() string {
@@ -792,7 +1496,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +1508,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +1521,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Agent) GetName() string {
@@ -868,7 +1572,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1584,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1597,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Token) GetId() string {
@@ -967,20 +1671,27 @@ func (x *Token) GetNetworkPolicies() []string {
 }
 
 type Workspace struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Agent         string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
-	Runner        string                 `protobuf:"bytes,3,opt,name=runner,proto3" json:"runner,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Head          *Head                  `protobuf:"bytes,5,opt,name=head,proto3" json:"head,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Agent   string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	Runner  string                 `protobuf:"bytes,3,opt,name=runner,proto3" json:"runner,omitempty"`
+	Epoch   uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Head    *Head                  `protobuf:"bytes,5,opt,name=head,proto3" json:"head,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	// "none", "on_commit", "interval"; empty: as configured.
+	ReplicationPolicy    string   `protobuf:"bytes,40,opt,name=replication_policy,json=replicationPolicy,proto3" json:"replication_policy,omitempty"`
+	ReplicationIntervalS uint32   `protobuf:"varint,41,opt,name=replication_interval_s,json=replicationIntervalS,proto3" json:"replication_interval_s,omitempty"`
+	ReplicationTarget    string   `protobuf:"bytes,42,opt,name=replication_target,json=replicationTarget,proto3" json:"replication_target,omitempty"`
+	Replica              *Replica `protobuf:"bytes,43,opt,name=replica,proto3" json:"replica,omitempty"`
+	// Set after a re-assignment until the new runner has restored the directory.
+	Restore       *Replica `protobuf:"bytes,44,opt,name=restore,proto3" json:"restore,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1703,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1716,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Workspace) GetId() string {
@@ -1050,6 +1761,689 @@ func (x *Workspace) GetCreated() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Workspace) GetReplicationPolicy() string {
+	if x != nil {
+		return x.ReplicationPolicy
+	}
+	return ""
+}
+
+func (x *Workspace) GetReplicationIntervalS() uint32 {
+	if x != nil {
+		return x.ReplicationIntervalS
+	}
+	return 0
+}
+
+func (x *Workspace) GetReplicationTarget() string {
+	if x != nil {
+		return x.ReplicationTarget
+	}
+	return ""
+}
+
+func (x *Workspace) GetReplica() *Replica {
+	if x != nil {
+		return x.Replica
+	}
+	return nil
+}
+
+func (x *Workspace) GetRestore() *Replica {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
+}
+
+// Replica is a copy of a workspace's head on another runner.
+type Replica struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Epoch and number of the commit that was copied.
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Seq           uint64                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	Digest        string                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
+	Commit        string                 `protobuf:"bytes,5,opt,name=commit,proto3" json:"commit,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Replica) Reset() {
+	*x = Replica{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Replica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Replica) ProtoMessage() {}
+
+func (x *Replica) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Replica.ProtoReflect.Descriptor instead.
+func (*Replica) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Replica) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *Replica) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Replica) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Replica) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Replica) GetCommit() string {
+	if x != nil {
+		return x.Commit
+	}
+	return ""
+}
+
+func (x *Replica) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+// Branch is what a runner has of a workspace that was assigned to another.
+type Branch struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Workspace string                 `protobuf:"bytes,2,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Agent     string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	Runner    string                 `protobuf:"bytes,4,opt,name=runner,proto3" json:"runner,omitempty"`
+	Epoch     uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Epoch under which the workspace went on.
+	Fence  uint64 `protobuf:"varint,6,opt,name=fence,proto3" json:"fence,omitempty"`
+	Seq    uint64 `protobuf:"varint,7,opt,name=seq,proto3" json:"seq,omitempty"`
+	Digest string `protobuf:"bytes,8,opt,name=digest,proto3" json:"digest,omitempty"`
+	Commit string `protobuf:"bytes,9,opt,name=commit,proto3" json:"commit,omitempty"`
+	// "away" or "kept".
+	State         string                 `protobuf:"bytes,10,opt,name=state,proto3" json:"state,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Branch) Reset() {
+	*x = Branch{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Branch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Branch) ProtoMessage() {}
+
+func (x *Branch) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Branch.ProtoReflect.Descriptor instead.
+func (*Branch) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Branch) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Branch) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *Branch) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Branch) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *Branch) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Branch) GetFence() uint64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *Branch) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Branch) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Branch) GetCommit() string {
+	if x != nil {
+		return x.Commit
+	}
+	return ""
+}
+
+func (x *Branch) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Branch) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+// GrantKey signs grants to read from runners.
+type GrantKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ed25519 seed and public key.
+	Seed          []byte                 `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"`
+	Public        []byte                 `protobuf:"bytes,2,opt,name=public,proto3" json:"public,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantKey) Reset() {
+	*x = GrantKey{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantKey) ProtoMessage() {}
+
+func (x *GrantKey) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantKey.ProtoReflect.Descriptor instead.
+func (*GrantKey) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *GrantKey) GetSeed() []byte {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+func (x *GrantKey) GetPublic() []byte {
+	if x != nil {
+		return x.Public
+	}
+	return nil
+}
+
+func (x *GrantKey) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+type Transfer struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Id              string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Agent           string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	Source          string                 `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	SourceRunner    string                 `protobuf:"bytes,4,opt,name=source_runner,json=sourceRunner,proto3" json:"source_runner,omitempty"`
+	SourceEpoch     uint64                 `protobuf:"varint,5,opt,name=source_epoch,json=sourceEpoch,proto3" json:"source_epoch,omitempty"`
+	SourceBranch    string                 `protobuf:"bytes,6,opt,name=source_branch,json=sourceBranch,proto3" json:"source_branch,omitempty"`
+	Target          string                 `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	TargetRunner    string                 `protobuf:"bytes,8,opt,name=target_runner,json=targetRunner,proto3" json:"target_runner,omitempty"`
+	TargetEpoch     uint64                 `protobuf:"varint,9,opt,name=target_epoch,json=targetEpoch,proto3" json:"target_epoch,omitempty"`
+	Snapshot        string                 `protobuf:"bytes,10,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Mappings        []*Mapping             `protobuf:"bytes,11,rep,name=mappings,proto3" json:"mappings,omitempty"`
+	Conflict        string                 `protobuf:"bytes,12,opt,name=conflict,proto3" json:"conflict,omitempty"`
+	State           string                 `protobuf:"bytes,13,opt,name=state,proto3" json:"state,omitempty"`
+	Counts          *Counts                `protobuf:"bytes,14,opt,name=counts,proto3" json:"counts,omitempty"`
+	Bytes           uint64                 `protobuf:"varint,15,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	BytesCompleted  uint64                 `protobuf:"varint,16,opt,name=bytes_completed,json=bytesCompleted,proto3" json:"bytes_completed,omitempty"`
+	CancelRequested bool                   `protobuf:"varint,17,opt,name=cancel_requested,json=cancelRequested,proto3" json:"cancel_requested,omitempty"`
+	Created         *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=created,proto3" json:"created,omitempty"`
+	Started         *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=started,proto3" json:"started,omitempty"`
+	Ended           *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=ended,proto3" json:"ended,omitempty"`
+	Reason          string                 `protobuf:"bytes,21,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message         string                 `protobuf:"bytes,22,opt,name=message,proto3" json:"message,omitempty"`
+	Route           string                 `protobuf:"bytes,23,opt,name=route,proto3" json:"route,omitempty"`
+	IdempotencyKey  string                 `protobuf:"bytes,24,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// Of the request, to compare when the key comes again.
+	RequestHash   []byte `protobuf:"bytes,25,opt,name=request_hash,json=requestHash,proto3" json:"request_hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Transfer) Reset() {
+	*x = Transfer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Transfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Transfer) ProtoMessage() {}
+
+func (x *Transfer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
+func (*Transfer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Transfer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Transfer) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Transfer) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Transfer) GetSourceRunner() string {
+	if x != nil {
+		return x.SourceRunner
+	}
+	return ""
+}
+
+func (x *Transfer) GetSourceEpoch() uint64 {
+	if x != nil {
+		return x.SourceEpoch
+	}
+	return 0
+}
+
+func (x *Transfer) GetSourceBranch() string {
+	if x != nil {
+		return x.SourceBranch
+	}
+	return ""
+}
+
+func (x *Transfer) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Transfer) GetTargetRunner() string {
+	if x != nil {
+		return x.TargetRunner
+	}
+	return ""
+}
+
+func (x *Transfer) GetTargetEpoch() uint64 {
+	if x != nil {
+		return x.TargetEpoch
+	}
+	return 0
+}
+
+func (x *Transfer) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *Transfer) GetMappings() []*Mapping {
+	if x != nil {
+		return x.Mappings
+	}
+	return nil
+}
+
+func (x *Transfer) GetConflict() string {
+	if x != nil {
+		return x.Conflict
+	}
+	return ""
+}
+
+func (x *Transfer) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Transfer) GetCounts() *Counts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Transfer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Transfer) GetBytesCompleted() uint64 {
+	if x != nil {
+		return x.BytesCompleted
+	}
+	return 0
+}
+
+func (x *Transfer) GetCancelRequested() bool {
+	if x != nil {
+		return x.CancelRequested
+	}
+	return false
+}
+
+func (x *Transfer) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Transfer) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Transfer) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Transfer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Transfer) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Transfer) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
+}
+
+func (x *Transfer) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *Transfer) GetRequestHash() []byte {
+	if x != nil {
+		return x.RequestHash
+	}
+	return nil
+}
+
+type Mapping struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Target        string                 `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mapping) Reset() {
+	*x = Mapping{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mapping) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mapping) ProtoMessage() {}
+
+func (x *Mapping) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
+func (*Mapping) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Mapping) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Mapping) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type Counts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pending       uint64                 `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
+	Copying       uint64                 `protobuf:"varint,2,opt,name=copying,proto3" json:"copying,omitempty"`
+	Completed     uint64                 `protobuf:"varint,3,opt,name=completed,proto3" json:"completed,omitempty"`
+	Failed        uint64                 `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	Cancelled     uint64                 `protobuf:"varint,5,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Unknown       uint64                 `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Counts) Reset() {
+	*x = Counts{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Counts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Counts) ProtoMessage() {}
+
+func (x *Counts) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Counts.ProtoReflect.Descriptor instead.
+func (*Counts) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Counts) GetPending() uint64 {
+	if x != nil {
+		return x.Pending
+	}
+	return 0
+}
+
+func (x *Counts) GetCopying() uint64 {
+	if x != nil {
+		return x.Copying
+	}
+	return 0
+}
+
+func (x *Counts) GetCompleted() uint64 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *Counts) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *Counts) GetCancelled() uint64 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *Counts) GetUnknown() uint64 {
+	if x != nil {
+		return x.Unknown
+	}
+	return 0
+}
+
 type Applied struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1063,7 +2457,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1075,7 +2469,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1088,7 +2482,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Applied) GetId() string {
@@ -1130,6 +2524,8 @@ type Answer struct {
 	//	*Answer_Workspace
 	//	*Answer_Cluster
 	//	*Answer_Heads
+	//	*Answer_Transfer
+	//	*Answer_Branch
 	Result        isAnswer_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1137,7 +2533,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +2545,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +2558,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -1226,6 +2622,24 @@ func (x *Answer) GetHeads() *HeadsUpdated {
 	return nil
 }
 
+func (x *Answer) GetTransfer() *Transfer {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Transfer); ok {
+			return x.Transfer
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetBranch() *Branch {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Branch); ok {
+			return x.Branch
+		}
+	}
+	return nil
+}
+
 type isAnswer_Result interface {
 	isAnswer_Result()
 }
@@ -1255,6 +2669,14 @@ type Answer_Heads struct {
 	Heads *HeadsUpdated `protobuf:"bytes,6,opt,name=heads,proto3,oneof"`
 }
 
+type Answer_Transfer struct {
+	Transfer *Transfer `protobuf:"bytes,30,opt,name=transfer,proto3,oneof"`
+}
+
+type Answer_Branch struct {
+	Branch *Branch `protobuf:"bytes,31,opt,name=branch,proto3,oneof"`
+}
+
 func (*Answer_Failure) isAnswer_Result() {}
 
 func (*Answer_Runner) isAnswer_Result() {}
@@ -1266,6 +2688,10 @@ func (*Answer_Workspace) isAnswer_Result() {}
 func (*Answer_Cluster) isAnswer_Result() {}
 
 func (*Answer_Heads) isAnswer_Result() {}
+
+func (*Answer_Transfer) isAnswer_Result() {}
+
+func (*Answer_Branch) isAnswer_Result() {}
 
 // Failure is a refusal that every node decides alike.
 type Failure struct {
@@ -1280,7 +2706,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +2718,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +2731,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Failure) GetReason() string {
@@ -1340,7 +2766,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +2778,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +2791,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -1393,6 +2819,8 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Token
 	//	*SnapshotRecord_Workspace
 	//	*SnapshotRecord_Applied
+	//	*SnapshotRecord_Transfer
+	//	*SnapshotRecord_Branch
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1400,7 +2828,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +2840,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +2853,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -1489,6 +2917,24 @@ func (x *SnapshotRecord) GetApplied() *Applied {
 	return nil
 }
 
+func (x *SnapshotRecord) GetTransfer() *Transfer {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Transfer); ok {
+			return x.Transfer
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetBranch() *Branch {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Branch); ok {
+			return x.Branch
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -1517,6 +2963,14 @@ type SnapshotRecord_Applied struct {
 	Applied *Applied `protobuf:"bytes,6,opt,name=applied,proto3,oneof"`
 }
 
+type SnapshotRecord_Transfer struct {
+	Transfer *Transfer `protobuf:"bytes,30,opt,name=transfer,proto3,oneof"`
+}
+
+type SnapshotRecord_Branch struct {
+	Branch *Branch `protobuf:"bytes,31,opt,name=branch,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Header) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Runner) isSnapshotRecord_Record() {}
@@ -1529,18 +2983,24 @@ func (*SnapshotRecord_Workspace) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Applied) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Transfer) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Branch) isSnapshotRecord_Record() {}
+
 type SnapshotHeader struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterId        string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NextRunnerNumber uint32                 `protobuf:"varint,3,opt,name=next_runner_number,json=nextRunnerNumber,proto3" json:"next_runner_number,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Newest first, at most 3.
+	GrantKeys     []*GrantKey `protobuf:"bytes,30,rep,name=grant_keys,json=grantKeys,proto3" json:"grant_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +3012,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +3025,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -1589,11 +3049,18 @@ func (x *SnapshotHeader) GetNextRunnerNumber() uint32 {
 	return 0
 }
 
+func (x *SnapshotHeader) GetGrantKeys() []*GrantKey {
+	if x != nil {
+		return x.GrantKeys
+	}
+	return nil
+}
+
 var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd1\x04\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\t\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -1603,7 +3070,18 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\fcreate_token\x18\x06 \x01(\v2\x1e.skerry.raftlog.v1.CreateTokenH\x00R\vcreateToken\x12C\n" +
 	"\frevoke_token\x18\a \x01(\v2\x1e.skerry.raftlog.v1.RevokeTokenH\x00R\vrevokeToken\x12O\n" +
 	"\x10assign_workspace\x18\b \x01(\v2\".skerry.raftlog.v1.AssignWorkspaceH\x00R\x0fassignWorkspace\x12C\n" +
-	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeadsB\x04\n" +
+	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeads\x12L\n" +
+	"\x0fcreate_transfer\x18( \x01(\v2!.skerry.raftlog.v1.CreateTransferH\x00R\x0ecreateTransfer\x12L\n" +
+	"\x0fupdate_transfer\x18) \x01(\v2!.skerry.raftlog.v1.UpdateTransferH\x00R\x0eupdateTransfer\x12L\n" +
+	"\x0fcancel_transfer\x18* \x01(\v2!.skerry.raftlog.v1.CancelTransferH\x00R\x0ecancelTransfer\x12D\n" +
+	"\radd_grant_key\x18+ \x01(\v2\x1e.skerry.raftlog.v1.AddGrantKeyH\x00R\vaddGrantKey\x12L\n" +
+	"\x0fset_replication\x18, \x01(\v2!.skerry.raftlog.v1.SetReplicationH\x00R\x0esetReplication\x12@\n" +
+	"\vset_replica\x18- \x01(\v2\x1d.skerry.raftlog.v1.SetReplicaH\x00R\n" +
+	"setReplica\x12U\n" +
+	"\x12reassign_workspace\x18. \x01(\v2$.skerry.raftlog.v1.ReassignWorkspaceH\x00R\x11reassignWorkspace\x12@\n" +
+	"\vend_restore\x18/ \x01(\v2\x1d.skerry.raftlog.v1.EndRestoreH\x00R\n" +
+	"endRestore\x12L\n" +
+	"\x0fupdate_branches\x180 \x01(\v2!.skerry.raftlog.v1.UpdateBranchesH\x00R\x0eupdateBranchesB\x04\n" +
 	"\x02op\",\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
@@ -1639,7 +3117,49 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x06parent\x18\x05 \x01(\tR\x06parent\x12\x16\n" +
 	"\x06commit\x18\x06 \x01(\tR\x06commit\x12\x14\n" +
 	"\x05state\x18\a \x01(\tR\x05state\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\"\xbe\x02\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"I\n" +
+	"\x0eCreateTransfer\x127\n" +
+	"\btransfer\x18\x01 \x01(\v2\x1b.skerry.raftlog.v1.TransferR\btransfer\"\x8c\x02\n" +
+	"\x0eUpdateTransfer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
+	"\bsnapshot\x18\x03 \x01(\tR\bsnapshot\x121\n" +
+	"\x06counts\x18\x04 \x01(\v2\x19.skerry.raftlog.v1.CountsR\x06counts\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12'\n" +
+	"\x0fbytes_completed\x18\x06 \x01(\x04R\x0ebytesCompleted\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\b \x01(\tR\amessage\x12\x14\n" +
+	"\x05route\x18\t \x01(\tR\x05route\" \n" +
+	"\x0eCancelTransfer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"R\n" +
+	"\vAddGrantKey\x12-\n" +
+	"\x03key\x18\x01 \x01(\v2\x1b.skerry.raftlog.v1.GrantKeyR\x03key\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\bR\x05first\"}\n" +
+	"\x0eSetReplication\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x1d\n" +
+	"\n" +
+	"interval_s\x18\x03 \x01(\rR\tintervalS\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\tR\x06target\"`\n" +
+	"\n" +
+	"SetReplica\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x124\n" +
+	"\areplica\x18\x02 \x01(\v2\x1a.skerry.raftlog.v1.ReplicaR\areplica\"\x95\x01\n" +
+	"\x11ReassignWorkspace\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\x12\x1b\n" +
+	"\tbranch_id\x18\x04 \x01(\tR\bbranchId\x12\x1f\n" +
+	"\vaccept_loss\x18\x05 \x01(\bR\n" +
+	"acceptLoss\"m\n" +
+	"\n" +
+	"EndRestore\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12+\n" +
+	"\x04head\x18\x03 \x01(\v2\x17.skerry.raftlog.v1.HeadR\x04head\"W\n" +
+	"\x0eUpdateBranches\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12-\n" +
+	"\x05heads\x18\x02 \x03(\v2\x17.skerry.raftlog.v1.HeadR\x05heads\"\xbe\x02\n" +
 	"\x06Runner\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -1668,26 +3188,94 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\aexpires\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
 	"\arevoked\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12)\n" +
 	"\x10network_policies\x18\n" +
-	" \x03(\tR\x0fnetworkPolicies\"\xc2\x01\n" +
+	" \x03(\tR\x0fnetworkPolicies\"\xc2\x03\n" +
 	"\tWorkspace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
 	"\x06runner\x18\x03 \x01(\tR\x06runner\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12+\n" +
 	"\x04head\x18\x05 \x01(\v2\x17.skerry.raftlog.v1.HeadR\x04head\x124\n" +
-	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"w\n" +
+	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12-\n" +
+	"\x12replication_policy\x18( \x01(\tR\x11replicationPolicy\x124\n" +
+	"\x16replication_interval_s\x18) \x01(\rR\x14replicationIntervalS\x12-\n" +
+	"\x12replication_target\x18* \x01(\tR\x11replicationTarget\x124\n" +
+	"\areplica\x18+ \x01(\v2\x1a.skerry.raftlog.v1.ReplicaR\areplica\x124\n" +
+	"\arestore\x18, \x01(\v2\x1a.skerry.raftlog.v1.ReplicaR\arestore\"\xa9\x01\n" +
+	"\aReplica\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\tR\x06digest\x12\x16\n" +
+	"\x06commit\x18\x05 \x01(\tR\x06commit\x12.\n" +
+	"\x04time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x9e\x02\n" +
+	"\x06Branch\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tworkspace\x18\x02 \x01(\tR\tworkspace\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06runner\x18\x04 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05fence\x18\x06 \x01(\x04R\x05fence\x12\x10\n" +
+	"\x03seq\x18\a \x01(\x04R\x03seq\x12\x16\n" +
+	"\x06digest\x18\b \x01(\tR\x06digest\x12\x16\n" +
+	"\x06commit\x18\t \x01(\tR\x06commit\x12\x14\n" +
+	"\x05state\x18\n" +
+	" \x01(\tR\x05state\x124\n" +
+	"\acreated\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"l\n" +
+	"\bGrantKey\x12\x12\n" +
+	"\x04seed\x18\x01 \x01(\fR\x04seed\x12\x16\n" +
+	"\x06public\x18\x02 \x01(\fR\x06public\x124\n" +
+	"\acreated\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"\xea\x06\n" +
+	"\bTransfer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06source\x18\x03 \x01(\tR\x06source\x12#\n" +
+	"\rsource_runner\x18\x04 \x01(\tR\fsourceRunner\x12!\n" +
+	"\fsource_epoch\x18\x05 \x01(\x04R\vsourceEpoch\x12#\n" +
+	"\rsource_branch\x18\x06 \x01(\tR\fsourceBranch\x12\x16\n" +
+	"\x06target\x18\a \x01(\tR\x06target\x12#\n" +
+	"\rtarget_runner\x18\b \x01(\tR\ftargetRunner\x12!\n" +
+	"\ftarget_epoch\x18\t \x01(\x04R\vtargetEpoch\x12\x1a\n" +
+	"\bsnapshot\x18\n" +
+	" \x01(\tR\bsnapshot\x126\n" +
+	"\bmappings\x18\v \x03(\v2\x1a.skerry.raftlog.v1.MappingR\bmappings\x12\x1a\n" +
+	"\bconflict\x18\f \x01(\tR\bconflict\x12\x14\n" +
+	"\x05state\x18\r \x01(\tR\x05state\x121\n" +
+	"\x06counts\x18\x0e \x01(\v2\x19.skerry.raftlog.v1.CountsR\x06counts\x12\x14\n" +
+	"\x05bytes\x18\x0f \x01(\x04R\x05bytes\x12'\n" +
+	"\x0fbytes_completed\x18\x10 \x01(\x04R\x0ebytesCompleted\x12)\n" +
+	"\x10cancel_requested\x18\x11 \x01(\bR\x0fcancelRequested\x124\n" +
+	"\acreated\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
+	"\astarted\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +
+	"\x05ended\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
+	"\x06reason\x18\x15 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x16 \x01(\tR\amessage\x12\x14\n" +
+	"\x05route\x18\x17 \x01(\tR\x05route\x12'\n" +
+	"\x0fidempotency_key\x18\x18 \x01(\tR\x0eidempotencyKey\x12!\n" +
+	"\frequest_hash\x18\x19 \x01(\fR\vrequestHash\"9\n" +
+	"\aMapping\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xaa\x01\n" +
+	"\x06Counts\x12\x18\n" +
+	"\apending\x18\x01 \x01(\x04R\apending\x12\x18\n" +
+	"\acopying\x18\x02 \x01(\x04R\acopying\x12\x1c\n" +
+	"\tcompleted\x18\x03 \x01(\x04R\tcompleted\x12\x16\n" +
+	"\x06failed\x18\x04 \x01(\x04R\x06failed\x12\x1c\n" +
+	"\tcancelled\x18\x05 \x01(\x04R\tcancelled\x12\x18\n" +
+	"\aunknown\x18\x06 \x01(\x04R\aunknown\"w\n" +
 	"\aApplied\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xe7\x02\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xd7\x03\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05token\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x04 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x12=\n" +
 	"\acluster\x18\x05 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\acluster\x127\n" +
-	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05headsB\b\n" +
+	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x129\n" +
+	"\btransfer\x18\x1e \x01(\v2\x1b.skerry.raftlog.v1.TransferH\x00R\btransfer\x123\n" +
+	"\x06branch\x18\x1f \x01(\v2\x19.skerry.raftlog.v1.BranchH\x00R\x06branchB\b\n" +
 	"\x06result\"Q\n" +
 	"\aFailure\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
@@ -1695,20 +3283,24 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\xe6\x02\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xd6\x03\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05agent\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
 	"\x05token\x18\x04 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x05 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x126\n" +
-	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aappliedB\b\n" +
-	"\x06record\"w\n" +
+	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x129\n" +
+	"\btransfer\x18\x1e \x01(\v2\x1b.skerry.raftlog.v1.TransferH\x00R\btransfer\x123\n" +
+	"\x06branch\x18\x1f \x01(\v2\x19.skerry.raftlog.v1.BranchH\x00R\x06branchB\b\n" +
+	"\x06record\"\xb3\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12,\n" +
-	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumberB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
+	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumber\x12:\n" +
+	"\n" +
+	"grant_keys\x18\x1e \x03(\v2\x1b.skerry.raftlog.v1.GrantKeyR\tgrantKeysB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
 
 var (
 	file_skerry_raftlog_v1_raftlog_proto_rawDescOnce sync.Once
@@ -1722,7 +3314,7 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
 	(*InitCluster)(nil),           // 1: skerry.raftlog.v1.InitCluster
@@ -1733,22 +3325,37 @@ var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*AssignWorkspace)(nil),       // 6: skerry.raftlog.v1.AssignWorkspace
 	(*UpdateHeads)(nil),           // 7: skerry.raftlog.v1.UpdateHeads
 	(*Head)(nil),                  // 8: skerry.raftlog.v1.Head
-	(*Runner)(nil),                // 9: skerry.raftlog.v1.Runner
-	(*Agent)(nil),                 // 10: skerry.raftlog.v1.Agent
-	(*Token)(nil),                 // 11: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 12: skerry.raftlog.v1.Workspace
-	(*Applied)(nil),               // 13: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 14: skerry.raftlog.v1.Answer
-	(*Failure)(nil),               // 15: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 16: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 17: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 18: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 19: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 20: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*CreateTransfer)(nil),        // 9: skerry.raftlog.v1.CreateTransfer
+	(*UpdateTransfer)(nil),        // 10: skerry.raftlog.v1.UpdateTransfer
+	(*CancelTransfer)(nil),        // 11: skerry.raftlog.v1.CancelTransfer
+	(*AddGrantKey)(nil),           // 12: skerry.raftlog.v1.AddGrantKey
+	(*SetReplication)(nil),        // 13: skerry.raftlog.v1.SetReplication
+	(*SetReplica)(nil),            // 14: skerry.raftlog.v1.SetReplica
+	(*ReassignWorkspace)(nil),     // 15: skerry.raftlog.v1.ReassignWorkspace
+	(*EndRestore)(nil),            // 16: skerry.raftlog.v1.EndRestore
+	(*UpdateBranches)(nil),        // 17: skerry.raftlog.v1.UpdateBranches
+	(*Runner)(nil),                // 18: skerry.raftlog.v1.Runner
+	(*Agent)(nil),                 // 19: skerry.raftlog.v1.Agent
+	(*Token)(nil),                 // 20: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 21: skerry.raftlog.v1.Workspace
+	(*Replica)(nil),               // 22: skerry.raftlog.v1.Replica
+	(*Branch)(nil),                // 23: skerry.raftlog.v1.Branch
+	(*GrantKey)(nil),              // 24: skerry.raftlog.v1.GrantKey
+	(*Transfer)(nil),              // 25: skerry.raftlog.v1.Transfer
+	(*Mapping)(nil),               // 26: skerry.raftlog.v1.Mapping
+	(*Counts)(nil),                // 27: skerry.raftlog.v1.Counts
+	(*Applied)(nil),               // 28: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 29: skerry.raftlog.v1.Answer
+	(*Failure)(nil),               // 30: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 31: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 32: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 33: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 34: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 35: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	21, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	36, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
 	2,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
 	3,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
@@ -1756,35 +3363,65 @@ var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
 	5,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
 	6,  // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
 	7,  // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
-	19, // 8: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	11, // 9: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	8,  // 10: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	20, // 11: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	21, // 12: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	21, // 13: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	21, // 14: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	21, // 15: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	21, // 16: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	8,  // 17: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	21, // 18: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	21, // 19: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	15, // 20: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	9,  // 21: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	11, // 22: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	12, // 23: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	18, // 24: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	16, // 25: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	18, // 26: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	9,  // 27: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	10, // 28: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	11, // 29: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	12, // 30: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	13, // 31: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	9,  // 8: skerry.raftlog.v1.Command.create_transfer:type_name -> skerry.raftlog.v1.CreateTransfer
+	10, // 9: skerry.raftlog.v1.Command.update_transfer:type_name -> skerry.raftlog.v1.UpdateTransfer
+	11, // 10: skerry.raftlog.v1.Command.cancel_transfer:type_name -> skerry.raftlog.v1.CancelTransfer
+	12, // 11: skerry.raftlog.v1.Command.add_grant_key:type_name -> skerry.raftlog.v1.AddGrantKey
+	13, // 12: skerry.raftlog.v1.Command.set_replication:type_name -> skerry.raftlog.v1.SetReplication
+	14, // 13: skerry.raftlog.v1.Command.set_replica:type_name -> skerry.raftlog.v1.SetReplica
+	15, // 14: skerry.raftlog.v1.Command.reassign_workspace:type_name -> skerry.raftlog.v1.ReassignWorkspace
+	16, // 15: skerry.raftlog.v1.Command.end_restore:type_name -> skerry.raftlog.v1.EndRestore
+	17, // 16: skerry.raftlog.v1.Command.update_branches:type_name -> skerry.raftlog.v1.UpdateBranches
+	34, // 17: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	20, // 18: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	8,  // 19: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	25, // 20: skerry.raftlog.v1.CreateTransfer.transfer:type_name -> skerry.raftlog.v1.Transfer
+	27, // 21: skerry.raftlog.v1.UpdateTransfer.counts:type_name -> skerry.raftlog.v1.Counts
+	24, // 22: skerry.raftlog.v1.AddGrantKey.key:type_name -> skerry.raftlog.v1.GrantKey
+	22, // 23: skerry.raftlog.v1.SetReplica.replica:type_name -> skerry.raftlog.v1.Replica
+	8,  // 24: skerry.raftlog.v1.EndRestore.head:type_name -> skerry.raftlog.v1.Head
+	8,  // 25: skerry.raftlog.v1.UpdateBranches.heads:type_name -> skerry.raftlog.v1.Head
+	35, // 26: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	36, // 27: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	36, // 28: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	36, // 29: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	36, // 30: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	36, // 31: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	8,  // 32: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	36, // 33: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	22, // 34: skerry.raftlog.v1.Workspace.replica:type_name -> skerry.raftlog.v1.Replica
+	22, // 35: skerry.raftlog.v1.Workspace.restore:type_name -> skerry.raftlog.v1.Replica
+	36, // 36: skerry.raftlog.v1.Replica.time:type_name -> google.protobuf.Timestamp
+	36, // 37: skerry.raftlog.v1.Branch.created:type_name -> google.protobuf.Timestamp
+	36, // 38: skerry.raftlog.v1.GrantKey.created:type_name -> google.protobuf.Timestamp
+	26, // 39: skerry.raftlog.v1.Transfer.mappings:type_name -> skerry.raftlog.v1.Mapping
+	27, // 40: skerry.raftlog.v1.Transfer.counts:type_name -> skerry.raftlog.v1.Counts
+	36, // 41: skerry.raftlog.v1.Transfer.created:type_name -> google.protobuf.Timestamp
+	36, // 42: skerry.raftlog.v1.Transfer.started:type_name -> google.protobuf.Timestamp
+	36, // 43: skerry.raftlog.v1.Transfer.ended:type_name -> google.protobuf.Timestamp
+	36, // 44: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	30, // 45: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	18, // 46: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	20, // 47: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	21, // 48: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	33, // 49: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	31, // 50: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	25, // 51: skerry.raftlog.v1.Answer.transfer:type_name -> skerry.raftlog.v1.Transfer
+	23, // 52: skerry.raftlog.v1.Answer.branch:type_name -> skerry.raftlog.v1.Branch
+	33, // 53: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	18, // 54: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	19, // 55: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	20, // 56: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	21, // 57: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	28, // 58: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	25, // 59: skerry.raftlog.v1.SnapshotRecord.transfer:type_name -> skerry.raftlog.v1.Transfer
+	23, // 60: skerry.raftlog.v1.SnapshotRecord.branch:type_name -> skerry.raftlog.v1.Branch
+	24, // 61: skerry.raftlog.v1.SnapshotHeader.grant_keys:type_name -> skerry.raftlog.v1.GrantKey
+	62, // [62:62] is the sub-list for method output_type
+	62, // [62:62] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -1800,22 +3437,35 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_RevokeToken)(nil),
 		(*Command_AssignWorkspace)(nil),
 		(*Command_UpdateHeads)(nil),
+		(*Command_CreateTransfer)(nil),
+		(*Command_UpdateTransfer)(nil),
+		(*Command_CancelTransfer)(nil),
+		(*Command_AddGrantKey)(nil),
+		(*Command_SetReplication)(nil),
+		(*Command_SetReplica)(nil),
+		(*Command_ReassignWorkspace)(nil),
+		(*Command_EndRestore)(nil),
+		(*Command_UpdateBranches)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[14].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[29].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
 		(*Answer_Workspace)(nil),
 		(*Answer_Cluster)(nil),
 		(*Answer_Heads)(nil),
+		(*Answer_Transfer)(nil),
+		(*Answer_Branch)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[17].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[32].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
 		(*SnapshotRecord_Token)(nil),
 		(*SnapshotRecord_Workspace)(nil),
 		(*SnapshotRecord_Applied)(nil),
+		(*SnapshotRecord_Transfer)(nil),
+		(*SnapshotRecord_Branch)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1823,7 +3473,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
