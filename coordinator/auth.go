@@ -26,6 +26,8 @@ type identity struct {
 	// subject is the agent's name, or the runner's for role "runner".
 	subject string
 	expires time.Time
+	// certificate: the caller showed one, and no token.
+	certificate bool
 	// policies are the network policies that the token names.
 	policies []string
 }
@@ -65,6 +67,8 @@ type rule struct {
 	needs string
 	// reads: the call changes nothing, so that it may be repeated at will.
 	reads bool
+	// open: the call needs no token; its handler decides by what is in it.
+	open bool
 }
 
 // rules says who may call what. A path without a rule is refused to everyone.
@@ -95,6 +99,14 @@ var rules = map[string]rule{
 	rpc.TokenServiceCreateTokenProcedure:             {roles: admins},
 	rpc.TokenServiceListTokensProcedure:              {roles: admins, reads: true},
 	rpc.TokenServiceRevokeTokenProcedure:             {roles: admins},
+	rpc.JoinServiceJoinProcedure:                     {open: true},
+	rpc.JoinServiceRenewProcedure:                    {open: true},
+	rpc.JoinServiceCreateJoinTokenProcedure:          {roles: admins},
+	rpc.JoinServiceListJoinTokensProcedure:           {roles: admins, reads: true},
+	rpc.JoinServiceRevokeJoinTokenProcedure:          {roles: admins},
+	rpc.JoinServiceGetAuthorityProcedure:             {roles: admins, reads: true},
+	rpc.JoinServiceRotateAuthorityProcedure:          {roles: admins},
+	rpc.JoinServiceDenyMemberProcedure:               {roles: admins},
 	link.Path:                                        {roles: runners},
 }
 
@@ -103,6 +115,10 @@ var rules = map[string]rule{
 func (c *Coordinator) authorize(next http.Handler) http.Handler {
 	refuse := c.refuser()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rules[r.URL.Path].open {
+			next.ServeHTTP(w, r)
+			return
+		}
 		id, err := c.authenticate(r, time.Now())
 		if err != nil {
 			w.Header().Set("WWW-Authenticate", "Bearer")
@@ -136,6 +152,9 @@ func (c *Coordinator) refuser() func(http.ResponseWriter, *http.Request, *proble
 // authenticate finds the token in the replicated state on each call, so that
 // revocation works at once.
 func (c *Coordinator) authenticate(r *http.Request, now time.Time) (identity, *problem.Error) {
+	if id, refusal, ok := c.authenticatePeer(r, now); ok {
+		return id, refusal
+	}
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
 		return identity{}, unauthenticated("no bearer token in the Authorization header")

@@ -19,11 +19,15 @@ const DefaultConfigPath = "/etc/skerry/coordinator.yaml"
 
 // Config of one coordinator. DefaultConfig gives the values to start from.
 type Config struct {
+	// Name of this coordinator among those of its cluster.
+	Name string `yaml:"name"`
 	// DataDir holds the Raft log, snapshots and, after the first start, admin.token.
 	DataDir string `yaml:"data_dir"`
 	// Listen is host:port of the API and of runners' links. Without TLS only a
 	// loopback address is accepted.
 	Listen string `yaml:"listen"`
+	// Advertise is https://host:port of the API as the other coordinators reach it.
+	Advertise string `yaml:"advertise"`
 	// MetricsListen is host:port of /metrics, /healthz and /readyz; empty: none.
 	// It answers without a token.
 	MetricsListen string `yaml:"metrics_listen"`
@@ -36,10 +40,19 @@ type Config struct {
 	Log         config.Log      `yaml:"log"`
 }
 
-// TLS names the server's certificate; both empty: no TLS.
+// TLS says how the API is served.
 type TLS struct {
+	// CertFile and KeyFile are the certificate that agents see; both empty: the
+	// cluster's own, or no TLS.
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
+	// Cluster serves TLS with the certificate of the cluster's own authority, which
+	// runners that join insist on. A coordinator that is one of several does so
+	// always.
+	Cluster bool `yaml:"cluster"`
+	// Names are further names and addresses that the cluster's certificate is to be
+	// good for.
+	Names []string `yaml:"names"`
 }
 
 // Enabled reports whether the API is served with TLS.
@@ -73,6 +86,7 @@ type Limits struct {
 // DefaultConfig is a single coordinator on loopback.
 func DefaultConfig() Config {
 	return Config{
+		Name:          string(serverID),
 		DataDir:       "/var/lib/skerry/coordinator",
 		Listen:        "127.0.0.1:7420",
 		MetricsListen: "127.0.0.1:7421",
@@ -90,6 +104,7 @@ func DefaultConfig() Config {
 			MaxInFlight:   8192,
 			ShutdownGrace: config.Duration(5 * time.Second),
 		},
+		TLS:         TLS{Names: []string{}},
 		RunnerGrace: config.Duration(2 * time.Second),
 		Log:         config.DefaultLog(),
 	}
@@ -108,6 +123,9 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validateAddresses() error {
+	if !namePattern.MatchString(c.Name) {
+		return bad("name", "is no valid name", nameRemedy)
+	}
 	if c.DataDir == "" {
 		return bad("data_dir", "is empty", "name a directory on a local disk")
 	}
@@ -118,9 +136,9 @@ func (c *Config) validateAddresses() error {
 	if err != nil {
 		return bad("listen", "is no host:port", "write for example 127.0.0.1:7420")
 	}
-	if !c.TLS.Enabled() && !loopback(host) {
+	if !c.servesTLS() && !loopback(host) {
 		return bad("listen", "tokens would cross the network in clear text on "+c.Listen,
-			"set tls.cert_file and tls.key_file, or listen on 127.0.0.1")
+			"set tls.cluster, or tls.cert_file and tls.key_file, or listen on 127.0.0.1")
 	}
 	if c.MetricsListen == "" {
 		return nil

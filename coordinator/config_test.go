@@ -38,7 +38,7 @@ func TestConfigIsChecked(t *testing.T) {
 		{"", func(*Config) {}},
 		{"", func(c *Config) { c.Listen = "[::1]:1" }},
 		{"", func(c *Config) { c.Listen = "localhost:1" }},
-		{"", func(c *Config) { c.Listen, c.TLS = "0.0.0.0:1", TLS{"c", "k"} }},
+		{"", func(c *Config) { c.Listen, c.TLS = "0.0.0.0:1", TLS{CertFile: "c", KeyFile: "k"} }},
 		{"listen", func(c *Config) { c.Listen = "0.0.0.0:1" }},
 		{"listen", func(c *Config) { c.Listen = ":1" }},
 		{"listen", func(c *Config) { c.Listen = "[::]:1" }},

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"skerry.internal/coordinator/state"
+	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/ids"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 )
@@ -31,6 +33,7 @@ type Coordinator struct {
 	state    *state.State
 	node     *raftNode
 	links    *linkSet
+	identity *pki.Identity
 	assigns  keyLock
 	handler  http.Handler
 	inFlight atomic.Int64
@@ -45,12 +48,16 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Coordinator, error) {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	c := &Coordinator{cfg: cfg, logger: deps.Logger, metrics: newMetrics(deps.Registerer), state: state.New()}
+	var err error
+	if c.identity, err = pki.Open(filepath.Join(cfg.DataDir, identityDir)); err != nil {
+		return nil, err
+	}
 	node, err := openRaft(cfg, c.state, c.metrics, deps.Logger)
 	if err != nil {
 		return nil, err
 	}
 	c.node = node
-	if err := c.lead(ctx); err != nil {
+	if err := errors.Join(c.lead(ctx), c.initAuthority(ctx)); err != nil {
 		return nil, errors.Join(err, node.close())
 	}
 	c.links = newLinkSet()
@@ -68,7 +75,10 @@ func (c *Coordinator) lead(ctx context.Context) error {
 	if c.state.Read().Cluster().GetClusterId() != "" {
 		return nil
 	}
-	id := ids.New(ids.Cluster, 0, time.Now()).String()
+	id := c.identity.Leaf().Cluster
+	if id == "" {
+		id = ids.New(ids.Cluster, 0, time.Now()).String()
+	}
 	_, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_InitCluster{
 		InitCluster: &raftlogv1.InitCluster{ClusterId: id}}})
 	if err != nil {
@@ -76,6 +86,8 @@ func (c *Coordinator) lead(ctx context.Context) error {
 	}
 	return nil
 }
+
+func (c *Coordinator) name() string { return c.cfg.Name }
 
 // ClusterID names the cluster for ever.
 func (c *Coordinator) ClusterID() string { return c.state.Read().Cluster().GetClusterId() }

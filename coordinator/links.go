@@ -9,6 +9,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"skerry.internal/coordinator/state"
+	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/link"
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
 	"skerry.internal/proto/wire"
@@ -19,7 +23,9 @@ type runnerLink struct {
 	name    string
 	number  uint32
 	tokenID string
-	conn    *link.ClientConn
+	// Certificate that the link was opened with; zero: a token.
+	peer pki.Peer
+	conn *link.ClientConn
 
 	control    rpc.RunnerControlServiceClient
 	executions rpc.ExecutionServiceClient
@@ -164,6 +170,20 @@ func (s *linkSet) stopGrace(name string) {
 func (s *linkSet) cutToken(tokenID string) {
 	for _, l := range s.all() {
 		if l.tokenID == tokenID {
+			_ = l.conn.Close()
+		}
+	}
+}
+
+// cutDenied ends the links that were opened with certificates that are no good
+// any more, and those of members whose certificate was not renewed in time.
+func (s *linkSet) cutDenied(view state.Reader, now time.Time) {
+	for _, l := range s.all() {
+		if l.peer.Name == "" {
+			continue
+		}
+		holder := view.Holder(l.peer.Role, l.peer.Name)
+		if holder == nil || state.Denied(holder, timestamppb.New(l.peer.Issued)) || now.After(holder.GetExpires().AsTime()) {
 			_ = l.conn.Close()
 		}
 	}

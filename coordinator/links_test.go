@@ -76,7 +76,7 @@ func TestNewLinkReplacesOld(t *testing.T) {
 	token := k.token("runner", "r1")
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	conn, err := link.Dial(ctx, link.DialConfig{Endpoint: k.url, Token: token, Name: "r1"})
+	conn, _, err := link.Dial(ctx, link.DialConfig{Endpoint: k.url, Token: token, Name: "r1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestLinkRefusals(t *testing.T) {
 		{"no name", runner, "", 403},
 	}
 	for _, tt := range tests {
-		_, err := link.Dial(t.Context(), link.DialConfig{Endpoint: k.url, Token: tt.token, Name: tt.runner})
+		_, _, err := link.Dial(t.Context(), link.DialConfig{Endpoint: k.url, Token: tt.token, Name: tt.runner})
 		var status *link.StatusError
 		if !errors.As(err, &status) || status.Status != tt.status || status.Message == "" {
 			t.Errorf("%s: %v", tt.name, err)
@@ -142,7 +142,7 @@ func TestAttachIsChecked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newNamed("r1")
 			r.Info = info
-			conn, err := link.Dial(t.Context(), link.DialConfig{Endpoint: k.url, Token: k.token("runner", "r1"), Name: "r1"})
+			conn, _, err := link.Dial(t.Context(), link.DialConfig{Endpoint: k.url, Token: k.token("runner", "r1"), Name: "r1"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -173,7 +173,7 @@ func TestExpiredTokenEndsLink(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := link.Dial(t.Context(), link.DialConfig{Endpoint: k.url, Token: secret, Name: "r1"})
+	conn, _, err := link.Dial(t.Context(), link.DialConfig{Endpoint: k.url, Token: secret, Name: "r1"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 			return
 		}
 		defer c.links.work.Done()
-		conn, err := link.Accept(w, r)
+		conn, err := link.Accept(w, r, link.Welcome{Coordinators: c.endpoints()})
 		if err != nil {
 			c.logger.WarnContext(r.Context(), "accept link", "runner", id.subject, "error", err)
 			return
@@ -48,11 +48,19 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 		defer cancel()
 		client, err := link.NewClientConn(ctx, conn)
 		if err == nil {
-			err = c.runLink(ctx, newRunnerLink(id.subject, number, id.tokenID, client))
+			l := newRunnerLink(id.subject, number, id.tokenID, client)
+			if id.certificate {
+				l.peer, _ = peerOf(r)
+			}
+			err = c.runLink(ctx, l)
 		}
 		c.logger.InfoContext(r.Context(), "link ended", "runner", id.subject, "reason", err)
 	})
 }
+
+// endpoints are those of all coordinators that runners may dial; none where each
+// is reached at the address that it was told.
+func (c *Coordinator) endpoints() []string { return nil }
 
 // untilExpiry ends a link with the token that opened it.
 func untilExpiry(ctx context.Context, id identity) (context.Context, context.CancelFunc) {

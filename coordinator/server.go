@@ -44,10 +44,11 @@ func (c *Coordinator) routes() http.Handler {
 	calls.Handle(rpc.NewWorkspaceServiceHandler(workspaceService{c}, opts...))
 	calls.Handle(rpc.NewRunnerServiceHandler(runnerService{c}, opts...))
 	calls.Handle(rpc.NewTokenServiceHandler(tokenService{c}, opts...))
+	calls.Handle(rpc.NewJoinServiceHandler(joinService{c}, opts...))
 	calls.Handle(link.Path, c.serveLink(c.refuser()))
 
 	mux := http.NewServeMux()
-	mux.Handle("/", c.authorize(c.bound(calls, maxRequest)))
+	mux.Handle("/", withRequest(c.authorize(c.bound(calls, maxRequest))))
 	mux.HandleFunc("/healthz", c.serveHealth)
 	mux.HandleFunc("/readyz", c.serveReady)
 	return mux
@@ -107,10 +108,15 @@ func (c *Coordinator) serveReady(w http.ResponseWriter, _ *http.Request) {
 // calls get Limits.ShutdownGrace to end. It owns ln. It does not Close c.
 func (c *Coordinator) Serve(ctx context.Context, ln net.Listener) error {
 	server := newServer(c.handler, c.cfg.Limits, c.logger)
+	secure, err := c.tlsConfig()
+	if err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	server.TLSConfig = secure
 	ended := make(chan error, 1)
 	go func() {
-		if c.cfg.TLS.Enabled() {
-			ended <- server.ServeTLS(ln, c.cfg.TLS.CertFile, c.cfg.TLS.KeyFile)
+		if secure != nil {
+			ended <- server.ServeTLS(ln, "", "")
 			return
 		}
 		ended <- server.Serve(ln)

@@ -64,7 +64,7 @@ func TestServeWithTLS(t *testing.T) {
 	cfg.TLS, roots = selfSigned(t)
 	k := startWith(t, cfg)
 	k.url = strings.Replace(k.url, "http:", "https:", 1)
-	conn, err := link.Dial(t.Context(), link.DialConfig{Endpoint: k.url, Token: k.token("runner", "r1"), Name: "r1",
+	conn, _, err := link.Dial(t.Context(), link.DialConfig{Endpoint: k.url, Token: k.token("runner", "r1"), Name: "r1",
 		TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
 	if err != nil {
 		t.Fatal(err)

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"time"
+
+	"golang.org/x/net/http/httpproxy"
 
 	"skerry.internal/config"
 	"skerry.internal/runnerd/upkeep"
@@ -30,8 +33,15 @@ type Config struct {
 	Labels map[string]string `yaml:"labels"`
 	// Coordinators are endpoints to dial, tried in turn.
 	Coordinators []string `yaml:"coordinators"`
+	// JoinTokenFile has a join token, by which a runner without a certificate gets
+	// one; afterwards the file may go. Where it is named, or there is a certificate,
+	// coordinators must be https and TokenFile is not used.
+	JoinTokenFile string `yaml:"join_token_file"`
 	// TokenFile has the runner token.
 	TokenFile string `yaml:"token_file"`
+	// Proxy is the URL of the HTTP proxy to reach coordinators by; empty: as
+	// HTTPS_PROXY and NO_PROXY say; "none": no proxy.
+	Proxy string `yaml:"proxy"`
 	// TLS settings for https coordinators.
 	TLS TLS `yaml:"tls"`
 	// MetricsListen serves /metrics, /healthz and /readyz; empty: not served.
@@ -233,7 +243,28 @@ func (c Config) Validate() error {
 	if err := errors.Join(c.Network.validate(), c.Sandbox.validate(c.AgentUIDs)); err != nil {
 		return err
 	}
+	if _, err := c.proxy(); err != nil {
+		return err
+	}
 	return c.Log.Validate("log")
+}
+
+// noProxy is the value of Proxy for none.
+const noProxy = "none"
+
+// proxy gives the proxy to reach a URL by, nil: none.
+func (c Config) proxy() (func(*url.URL) (*url.URL, error), error) {
+	switch c.Proxy {
+	case "":
+		return httpproxy.FromEnvironment().ProxyFunc(), nil
+	case noProxy:
+		return nil, nil
+	}
+	u, err := url.Parse(c.Proxy)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" {
+		return nil, &config.FieldError{Field: "proxy", Problem: "is no URL of an HTTP proxy", Remedy: "write for example http://proxy:3128, or none"}
+	}
+	return func(*url.URL) (*url.URL, error) { return u, nil }, nil
 }
 
 func (c Config) slots() int {

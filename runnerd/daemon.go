@@ -22,6 +22,7 @@ import (
 
 	"skerry.internal/cas"
 	"skerry.internal/cas/reapi"
+	"skerry.internal/proto/identity"
 	"skerry.internal/proto/ids"
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
@@ -55,6 +56,9 @@ type Daemon struct {
 	engine     *execution.Engine
 	workspaces *workspace.Manager
 	handler    http.Handler
+	identity   *identity.Identity
+	// refresh asks for the next certificate.
+	refresh chan struct{}
 
 	mu       sync.Mutex
 	attached bool
@@ -75,7 +79,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Daemon, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	d := &Daemon{cfg: cfg, deps: deps, changed: make(chan struct{})}
+	d := &Daemon{cfg: cfg, deps: deps, changed: make(chan struct{}), refresh: make(chan struct{}, 1)}
 	if err := d.open(ctx); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -92,6 +96,9 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 		return err
 	}
 	d.launcher = launcher
+	if d.identity, err = identity.Open(filepath.Join(cfg.DataDir, "tls")); err != nil {
+		return err
+	}
 	// The store's lock comes first: two daemons on one directory do no harm.
 	if d.store, err = cas.Open(ctx, filepath.Join(cfg.DataDir, "cas"), cas.Config{Logger: d.deps.Logger}); err != nil {
 		return fmt.Errorf("open store: %w", err)
@@ -121,7 +128,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	}
 	d.handler = rpc.New(rpc.Config{Name: cfg.Name, Version: d.deps.Version, Labels: cfg.Labels, Slots: cfg.slots(), Tier: launcher.Tier(),
 		TierAtLeast: launcher.atLeast, Networks: launcher.networks(), DefaultTimeout: cfg.DefaultTimeout.D(), MaxTimeout: cfg.MaxTimeout.D(), ForwardIdle: cfg.ForwardIdle.D(),
-		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
+		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }, Refresh: d.refreshCertificate}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
 	return nil
 }
 
@@ -238,17 +245,25 @@ func (d *Daemon) Ready() bool {
 }
 
 // Run serves the coordinators until ctx ends. Calls that wait are answered then,
-// so that the link can close in order.
+// so that the link can close in order. token is for a runner without a certificate.
 func (d *Daemon) Run(ctx context.Context, token func() (string, error)) error {
 	defer context.AfterFunc(ctx, func() {
 		d.engine.Stop()
 		d.workspaces.StopWatching()
 	})()
-	trust, err := d.cfg.TLS.config()
+	m, err := d.newMembership()
 	if err != nil {
 		return err
 	}
-	return link.Run(ctx, link.RunConfig{Endpoints: d.cfg.Coordinators, Name: d.cfg.Name, TLS: trust, Token: token, OnLink: d.onLink}, d.handler, d.deps.Logger)
+	cfg, keep, err := m.enter(ctx, token)
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	cfg.Name, cfg.OnLink, cfg.OnCoordinators = d.cfg.Name, d.onLink, m.learn
+	var kept sync.WaitGroup
+	kept.Go(func() { keep(ctx) })
+	defer kept.Wait()
+	return link.Run(ctx, cfg, d.handler, d.deps.Logger)
 }
 
 func (d *Daemon) onLink(_ string, up bool) {

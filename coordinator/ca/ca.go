@@ -14,6 +14,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"time"
 
@@ -92,8 +93,9 @@ func EncodeCertificate(der []byte) []byte {
 }
 
 // Sign gives the owner of the key in request a certificate as peer, for life
-// from now, in PEM. Nothing but the key is taken from the request.
-func (a *Authority) Sign(request []byte, peer identity.Peer, now time.Time, life time.Duration) ([]byte, error) {
+// from now, in PEM; hosts are names and addresses that it is good for as well.
+// Nothing but the key is taken from the request.
+func (a *Authority) Sign(request []byte, peer identity.Peer, hosts []string, now time.Time, life time.Duration) ([]byte, error) {
 	public, err := PublicKey(request)
 	if err != nil {
 		return nil, err
@@ -106,6 +108,13 @@ func (a *Authority) Sign(request []byte, peer identity.Peer, now time.Time, life
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 		URIs:        []*url.URL{peer.URI()},
 		DNSNames:    []string{identity.ServerName},
+	}
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, host)
+		}
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, public, a.key)
 	if err != nil {

@@ -41,7 +41,7 @@ func install(t *testing.T, i *identity.Identity, a *ca.Authority, role, name str
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := a.Sign(request, identity.Peer{Cluster: cluster, Role: role, Name: name}, now, life)
+	cert, err := a.Sign(request, identity.Peer{Cluster: cluster, Role: role, Name: name}, nil, now, life)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func TestInstallRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cert, err := a.Sign(request, identity.Peer{Cluster: cluster, Role: identity.RoleRunner, Name: "r1"}, now, time.Hour)
+		cert, err := a.Sign(request, identity.Peer{Cluster: cluster, Role: identity.RoleRunner, Name: "r1"}, nil, now, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -256,7 +256,7 @@ func TestRequestsThatAreNotSigned(t *testing.T) {
 	bent[len(bent)-1] ^= 1
 	for name, request := range map[string][]byte{"empty": nil, "rubbish": []byte("x"), "bad signature": bent} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := a.Sign(request, identity.Peer{Cluster: cluster, Role: identity.RoleRunner, Name: "r"}, time.Now(), time.Hour); !errors.Is(err, ca.ErrRequest) {
+			if _, err := a.Sign(request, identity.Peer{Cluster: cluster, Role: identity.RoleRunner, Name: "r"}, nil, time.Now(), time.Hour); !errors.Is(err, ca.ErrRequest) {
 				t.Errorf("error %v", err)
 			}
 		})

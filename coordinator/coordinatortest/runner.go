@@ -168,3 +168,8 @@ func (c control) WatchWorkspaces(ctx context.Context, _ *connect.Request[skerryv
 		}
 	}
 }
+
+// RefreshCertificate implements RunnerControlServiceHandler; a fake has none.
+func (control) RefreshCertificate(context.Context, *connect.Request[skerryv1.RefreshCertificateRequest]) (*connect.Response[skerryv1.RefreshCertificateResponse], error) {
+	return connect.NewResponse(&skerryv1.RefreshCertificateResponse{}), nil
+}

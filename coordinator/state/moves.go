@@ -24,7 +24,7 @@ func branchTable() *memdb.TableSchema {
 	type branch = raftlogv1.Branch
 	return table(tableBranches, byID((*branch).GetId),
 		byText(indexWorkspace, true, 2, func(b *branch) []string { return []string{b.GetWorkspace(), b.GetId()} }),
-		byText(indexAgent, false, 2, func(b *branch) []string { return []string{b.GetAgent(), b.GetRunner()} }),
+		byText(indexOwner, false, 2, func(b *branch) []string { return []string{b.GetAgent(), b.GetRunner()} }),
 		byText(indexRunner, false, 1, func(b *branch) []string { return []string{b.GetRunner()} }))
 }
 
@@ -82,7 +82,7 @@ func (r Reader) BranchesOfRunner(runner string) []*raftlogv1.Branch {
 // BranchOf finds a branch of an agent on a runner, so that what the runner has
 // of the agent stays addressable.
 func (r Reader) BranchOf(agent, runner string) *raftlogv1.Branch {
-	v, _ := first[raftlogv1.Branch](r.txn, tableBranches, indexAgent, agent, runner)
+	v, _ := first[raftlogv1.Branch](r.txn, tableBranches, indexOwner, agent, runner)
 	return v
 }
 
@@ -169,6 +169,7 @@ func (p processor) reassignWorkspace(cmd *raftlogv1.Command, op *raftlogv1.Reass
 		Fence: w.GetEpoch() + 1, Seq: head.GetSeq(), Digest: head.GetDigest(), Commit: head.GetCommit(), State: skerryv1.BranchAway, Created: cmd.GetTime()})
 	w = proto.CloneOf(w)
 	w.Epoch++
+	w.Lost = false
 	w.Runner, w.Restore = op.GetTo(), source(w)
 	w.Head = &raftlogv1.Head{WorkspaceId: w.GetId(), Epoch: w.GetEpoch(), Seq: w.Restore.GetSeq(), Digest: w.Restore.GetDigest(), Commit: w.Restore.GetCommit(),
 		State: skerryv1.WorkspaceRestoring}

@@ -74,6 +74,11 @@ func (p processor) setRunnerState(cmd *raftlogv1.Command, op *raftlogv1.SetRunne
 
 // createToken stores a token, and the agent that it is for when new.
 func (p processor) createToken(cmd *raftlogv1.Command, token *raftlogv1.Token) *raftlogv1.Answer {
+	return p.storeToken(cmd, token, "")
+}
+
+// storeToken makes a new agent the child of agentParent, when that is set.
+func (p processor) storeToken(cmd *raftlogv1.Command, token *raftlogv1.Token, agentParent string) *raftlogv1.Answer {
 	if token.GetId() == "" || len(token.GetHash()) == 0 || token.GetSubject() == "" {
 		return refuse(problem.InvalidArgument, "token", "id, hash or subject is empty")
 	}
@@ -83,7 +88,7 @@ func (p processor) createToken(cmd *raftlogv1.Command, token *raftlogv1.Token) *
 	token = proto.CloneOf(token)
 	token.Created, token.Revoked = cmd.GetTime(), nil
 	if token.GetRole() == skerryv1.RoleAgent || token.GetRole() == skerryv1.RoleAdmin {
-		if refusal := p.joinAgent(cmd, token); refusal != nil {
+		if refusal := p.joinAgent(cmd, token, agentParent); refusal != nil {
 			return refusal
 		}
 	}
@@ -92,13 +97,16 @@ func (p processor) createToken(cmd *raftlogv1.Command, token *raftlogv1.Token) *
 }
 
 // joinAgent makes the agent of a token, or checks that it is in the token's project.
-func (p processor) joinAgent(cmd *raftlogv1.Command, token *raftlogv1.Token) *raftlogv1.Answer {
+func (p processor) joinAgent(cmd *raftlogv1.Command, token *raftlogv1.Token, parent string) *raftlogv1.Answer {
 	agent := p.Agent(token.GetSubject())
+	if agent.GetArchived() != nil {
+		return refuse(problem.AgentArchived, "subject", "agent %q was archived", agent.GetName())
+	}
 	if agent == nil {
 		if token.GetProject() == "" {
 			token.Project = DefaultProject
 		}
-		p.put(tableAgents, &raftlogv1.Agent{Name: token.GetSubject(), Project: token.GetProject(), Created: cmd.GetTime()})
+		p.put(tableAgents, &raftlogv1.Agent{Name: token.GetSubject(), Project: token.GetProject(), Created: cmd.GetTime(), Parent: parent})
 		return nil
 	}
 	if token.GetProject() == "" {
@@ -110,19 +118,6 @@ func (p processor) joinAgent(cmd *raftlogv1.Command, token *raftlogv1.Token) *ra
 	return nil
 }
 
-func (p processor) revokeToken(cmd *raftlogv1.Command, op *raftlogv1.RevokeToken) *raftlogv1.Answer {
-	token := p.Token(op.GetId())
-	if token == nil {
-		return refuse(problem.NotFound, "tokenId", "no token %q", op.GetId())
-	}
-	if token.GetRevoked() == nil {
-		token = proto.CloneOf(token)
-		token.Revoked = cmd.GetTime()
-		p.put(tableTokens, token)
-	}
-	return &raftlogv1.Answer{Result: &raftlogv1.Answer_Token{Token: token}}
-}
-
 // assignWorkspace gives an agent its workspace on a runner: the one it has, or
 // a new one at epoch 1. The first runner of an agent becomes its default.
 func (p processor) assignWorkspace(cmd *raftlogv1.Command, op *raftlogv1.AssignWorkspace) *raftlogv1.Answer {
@@ -130,11 +125,15 @@ func (p processor) assignWorkspace(cmd *raftlogv1.Command, op *raftlogv1.AssignW
 	if agent == nil {
 		return refuse(problem.NotFound, "agent", "no agent %q", op.GetAgent())
 	}
-	if p.Runner(op.GetRunner()) == nil {
+	runner := p.Runner(op.GetRunner())
+	if runner == nil {
 		return refuse(problem.NoRunner, "runner", "no runner %q", op.GetRunner())
 	}
 	ws := p.WorkspaceOf(op.GetAgent(), op.GetRunner())
 	if ws == nil {
+		if runner.GetSchedule() != "" {
+			return refuse(problem.RunnerCordoned, "runner", "runner %q is %s and takes no new workspaces", op.GetRunner(), runner.GetSchedule())
+		}
 		if op.GetId() == "" {
 			return refuse(problem.InvalidArgument, "id", "workspace id is empty")
 		}

@@ -28,6 +28,7 @@ func (s *State) Apply(entries []Entry) []*raftlogv1.Answer {
 		answers[i] = p.apply(entry)
 	}
 	txn.Commit()
+	s.notify()
 	return answers
 }
 
@@ -66,6 +67,44 @@ func (p processor) dispatch(cmd *raftlogv1.Command) *raftlogv1.Answer {
 		return p.assignWorkspace(cmd, op.AssignWorkspace)
 	case *raftlogv1.Command_UpdateHeads:
 		return p.updateHeads(op.UpdateHeads)
+	case *raftlogv1.Command_PutMember:
+		return p.putMember(cmd, op.PutMember.GetMember())
+	case *raftlogv1.Command_RemoveMember:
+		return p.removeMember(cmd, op.RemoveMember)
+	case *raftlogv1.Command_RaiseVersion:
+		return p.raiseVersion(op.RaiseVersion)
+	case *raftlogv1.Command_InitAuthority:
+		return p.initAuthority(cmd, op.InitAuthority)
+	case *raftlogv1.Command_AdvanceAuthority:
+		return p.advanceAuthority(cmd, op.AdvanceAuthority)
+	case *raftlogv1.Command_CreateJoinToken:
+		return p.createJoinToken(cmd, op.CreateJoinToken.GetToken())
+	case *raftlogv1.Command_RevokeJoinToken:
+		return p.revokeJoinToken(cmd, op.RevokeJoinToken)
+	case *raftlogv1.Command_IssueCertificate:
+		return p.issueCertificate(cmd, op.IssueCertificate)
+	case *raftlogv1.Command_DenyMember:
+		return p.denyMember(cmd, op.DenyMember)
+	case *raftlogv1.Command_MintToken:
+		return p.mintToken(cmd, op.MintToken)
+	case *raftlogv1.Command_PruneTokens:
+		return p.pruneTokens(op.PruneTokens)
+	case *raftlogv1.Command_ArchiveAgent:
+		return p.archiveAgent(cmd, op.ArchiveAgent)
+	case *raftlogv1.Command_ScheduleRunner:
+		return p.scheduleRunner(op.ScheduleRunner)
+	case *raftlogv1.Command_RemoveRunner:
+		return p.removeRunner(cmd, op.RemoveRunner)
+	case *raftlogv1.Command_CreateTimer:
+		return p.createTimer(cmd, op.CreateTimer.GetTimer())
+	case *raftlogv1.Command_CancelTimer:
+		return p.cancelTimer(op.CancelTimer)
+	case *raftlogv1.Command_FireTimers:
+		return p.fireTimers(cmd, op.FireTimers)
+	case *raftlogv1.Command_RecordEnds:
+		return p.recordEnds(cmd, op.RecordEnds)
+	case *raftlogv1.Command_AckInbox:
+		return p.ackInbox(op.AckInbox)
 	default:
 		return p.dispatchTransfer(cmd)
 	}
@@ -101,6 +140,16 @@ func (p processor) put(table string, record any) {
 	if err := p.txn.Insert(table, record); err != nil {
 		panic(fmt.Sprintf("state: insert into %s: %v", table, err))
 	}
+}
+
+func (p processor) remove(table string, record any) {
+	if err := p.txn.Delete(table, record); err != nil {
+		panic(fmt.Sprintf("state: delete from %s: %v", table, err))
+	}
+}
+
+func counted(n int) *raftlogv1.Answer {
+	return &raftlogv1.Answer{Result: &raftlogv1.Answer_Counted{Counted: &raftlogv1.Counted{Changed: uint32(n)}}}
 }
 
 // cluster is a private copy of the header; it is never nil.

@@ -61,12 +61,19 @@ func newDB() *memdb.MemDB {
 	schema := &memdb.DBSchema{Tables: map[string]*memdb.TableSchema{
 		tableMeta:       table(tableMeta, byID(func(m *metaRow) string { return m.Key })),
 		tableRunners:    table(tableRunners, byID((*raftlogv1.Runner).GetName), number),
-		tableAgents:     table(tableAgents, byID((*raftlogv1.Agent).GetName)),
-		tableTokens:     table(tableTokens, byID((*raftlogv1.Token).GetId)),
+		tableAgents:     agentsTable(),
+		tableTokens:     tokensTable(),
 		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner, behindIndex(), restoreIndex()),
+		tableMembers:    memberTable(),
+		tableTimers:     timersTable(),
+		tableInboxes:    table(tableInboxes, byID((*raftlogv1.Inbox).GetAgent)),
+		tableEntries:    entriesTable(),
 		tableTransfers:  transferTable(),
 		tableBranches:   branchTable(),
 	}}
+	for _, t := range authoritySchema() {
+		schema.Tables[t.Name] = t
+	}
 	db, err := memdb.NewMemDB(schema)
 	if err != nil {
 		// Only a mistake in the lines above can do this.

@@ -13,8 +13,9 @@ import (
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 )
 
-// Version of the snapshot form. A reader refuses a newer one.
-const Version = 1
+// Version of the snapshot form. A reader refuses a newer one, and reads older
+// ones. Version 2 has members and what else a cluster brought.
+const Version = 2
 
 // maxRecord bounds one record of a snapshot, in bytes.
 const maxRecord = 4 << 20
@@ -53,6 +54,9 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	each(s.txn, tableWorkspaces, indexID, func(v *raftlogv1.Workspace) {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Workspace{Workspace: v}})
 	})
+	writeMembers(s.txn, out)
+	s.writeAuthority(out)
+	s.writeInboxes(out)
 	s.writeTransfers(out)
 	for _, v := range s.applied {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Applied{Applied: v}})
@@ -68,6 +72,19 @@ func each[T any](txn *memdb.Txn, table, index string, visit func(*T)) {
 	for raw := it.Next(); raw != nil; raw = it.Next() {
 		visit(raw.(*T))
 	}
+}
+
+// writeInboxes writes the timers and the inboxes, each before its entries.
+func (s *Snapshot) writeInboxes(out *recordWriter) {
+	each(s.txn, tableTimers, indexID, func(v *raftlogv1.Timer) {
+		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Timer{Timer: v}})
+	})
+	each(s.txn, tableInboxes, indexID, func(v *raftlogv1.Inbox) {
+		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Inbox{Inbox: v}})
+	})
+	each(s.txn, tableEntries, indexID, func(v *raftlogv1.InboxEntry) {
+		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_InboxEntry{InboxEntry: v}})
+	})
 }
 
 // recordWriter keeps the first error, so that callers check once.
@@ -118,6 +135,7 @@ func (s *State) Restore(r io.Reader) error {
 	txn.Commit()
 	s.db.Store(db)
 	s.memory = remembered
+	s.notify()
 	return nil
 }
 
@@ -140,6 +158,20 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 			return fmt.Errorf("two workspaces of agent %q on runner %q", v.Workspace.GetAgent(), v.Workspace.GetRunner())
 		}
 		return insertNew(txn, tableWorkspaces, v.Workspace, v.Workspace.GetId())
+	case *raftlogv1.SnapshotRecord_Member:
+		return loadMember(txn, v.Member)
+	case *raftlogv1.SnapshotRecord_Authority:
+		return insertNew(txn, tableAuthority, v.Authority, metaKey)
+	case *raftlogv1.SnapshotRecord_Holder:
+		return insertNew(txn, tableHolders, v.Holder, v.Holder.GetRole(), v.Holder.GetName())
+	case *raftlogv1.SnapshotRecord_JoinToken:
+		return insertNew(txn, tableJoinTokens, v.JoinToken, v.JoinToken.GetId())
+	case *raftlogv1.SnapshotRecord_Timer:
+		return insertNew(txn, tableTimers, v.Timer, v.Timer.GetId())
+	case *raftlogv1.SnapshotRecord_Inbox:
+		return insertNew(txn, tableInboxes, v.Inbox, v.Inbox.GetAgent())
+	case *raftlogv1.SnapshotRecord_InboxEntry:
+		return loadEntry(txn, v.InboxEntry)
 	case *raftlogv1.SnapshotRecord_Transfer:
 		return insertNew(txn, tableTransfers, v.Transfer, v.Transfer.GetId())
 	case *raftlogv1.SnapshotRecord_Branch:
@@ -154,6 +186,9 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 func loadHeader(txn *memdb.Txn, header *raftlogv1.SnapshotHeader) error {
 	if header.GetVersion() == 0 || header.GetVersion() > Version {
 		return fmt.Errorf("snapshot version %d, this program reads up to %d; install a newer one", header.GetVersion(), Version)
+	}
+	if header.GetCommandVersion() > HighestCommand {
+		return fmt.Errorf("the cluster takes commands of version %d, this program knows up to %d; install a newer one", header.GetCommandVersion(), HighestCommand)
 	}
 	if header.GetNextRunnerNumber() == 0 {
 		return errors.New("header has no next runner number")
@@ -171,8 +206,12 @@ func loadRunner(txn *memdb.Txn, runner *raftlogv1.Runner) error {
 }
 
 // insertNew refuses a second record with the same id.
-func insertNew(txn *memdb.Txn, table string, record any, id string) error {
-	old, err := txn.First(table, indexID, id)
+func insertNew(txn *memdb.Txn, table string, record any, id ...string) error {
+	args := make([]any, len(id))
+	for i, part := range id {
+		args[i] = part
+	}
+	old, err := txn.First(table, indexID, args...)
 	if err != nil {
 		return err
 	}

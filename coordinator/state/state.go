@@ -19,13 +19,28 @@ type State struct {
 	db atomic.Pointer[memdb.MemDB]
 	// Not for readers.
 	memory *memory
+	// Closed and renewed after each change.
+	changed atomic.Pointer[chan struct{}]
 }
 
 // New is the empty state.
 func New() *State {
 	s := &State{memory: newMemory()}
 	s.db.Store(newDB())
+	s.notify()
 	return s
+}
+
+// Changed is closed after the next batch of commands, or the next restore. Who
+// waits for a condition takes it first and then reads the state.
+func (s *State) Changed() <-chan struct{} { return *s.changed.Load() }
+
+// notify wakes those who wait; like Apply, it has one caller at a time.
+func (s *State) notify() {
+	next := make(chan struct{})
+	if old := s.changed.Swap(&next); old != nil {
+		close(*old)
+	}
 }
 
 // Read gives a consistent view that later commands do not change. Records in

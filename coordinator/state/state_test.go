@@ -250,7 +250,9 @@ func TestRestoreRefusals(t *testing.T) {
 	}{
 		{"empty", nil, "EOF"},
 		{"cut short", good[:len(good)-2], "unexpected EOF"},
-		{"newer version", records(t, header(2, 1)), "install a newer one"},
+		{"newer version", records(t, header(Version+1, 1)), "install a newer one"},
+		{"newer commands", records(t, &raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Header{Header: &raftlogv1.SnapshotHeader{
+			Version: Version, NextRunnerNumber: 1, CommandVersion: HighestCommand + 1}}}), "install a newer one"},
 		{"no version", records(t, header(0, 1)), "version 0"},
 		{"no header", records(t, runner("a", 1)), "header"},
 		{"two headers", records(t, header(1, 1), header(1, 1)), "header"},

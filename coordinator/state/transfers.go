@@ -2,6 +2,7 @@ package state
 
 import (
 	"bytes"
+	"fmt"
 
 	"github.com/hashicorp/go-memdb"
 	"google.golang.org/protobuf/proto"
@@ -21,7 +22,7 @@ const (
 )
 
 const (
-	indexAgent = "agent" // by agent and id
+	indexOwner = "owner" // by agent and id
 	indexOpen  = "open"  // those that have not ended for good, by runner of the target
 	indexKey   = "key"   // by agent and idempotency key
 )
@@ -29,7 +30,7 @@ const (
 func transferTable() *memdb.TableSchema {
 	type transfer = raftlogv1.Transfer
 	return table(tableTransfers, byID((*transfer).GetId),
-		byText(indexAgent, true, 2, func(t *transfer) []string { return []string{t.GetAgent(), t.GetId()} }),
+		byText(indexOwner, true, 2, func(t *transfer) []string { return []string{t.GetAgent(), t.GetId()} }),
 		some(byText(indexOpen, true, 2, func(t *transfer) []string {
 			if settled(t.GetState()) {
 				return []string{""}
@@ -68,7 +69,7 @@ func (r Reader) TransferByKey(agent, key string) *raftlogv1.Transfer {
 
 // TransfersOfAgent lists an agent's transfers, oldest first.
 func (r Reader) TransfersOfAgent(agent string) []*raftlogv1.Transfer {
-	it, err := r.txn.LowerBound(tableTransfers, indexAgent, agent, "")
+	it, err := r.txn.LowerBound(tableTransfers, indexOwner, agent, "")
 	if err != nil {
 		panic("state: " + err.Error())
 	}
@@ -171,11 +172,22 @@ func (p processor) moveTransfer(cmd *raftlogv1.Command, t *raftlogv1.Transfer, s
 		}
 	case skerryv1.TransferEnded(state):
 		t.State, t.Ended = state, cmd.GetTime()
+		p.deliver(t.GetAgent(), &raftlogv1.InboxEntry{Kind: EntryTransferEnd, Id: t.GetId(), Time: cmd.GetTime(), Text: endText(t)})
 	}
 	p.put(tableTransfers, t)
 	if skerryv1.TransferEnded(t.GetState()) {
 		p.pruneTransfers(t.GetAgent())
 	}
+}
+
+// endText is what the agent's inbox has of an end.
+func endText(t *raftlogv1.Transfer) string {
+	c := t.GetCounts()
+	text := fmt.Sprintf("transfer %s %s: %d completed, %d failed, %d cancelled", t.GetId(), t.GetState(), c.GetCompleted(), c.GetFailed(), c.GetCancelled())
+	if c.GetUnknown() > 0 {
+		text += fmt.Sprintf(", %d unknown", c.GetUnknown())
+	}
+	return text
 }
 
 // pruneTransfers forgets the oldest of too many ended transfers.
@@ -187,7 +199,7 @@ func (p processor) pruneTransfers(agent string) {
 		}
 	}
 	for _, t := range ended[:max(0, len(ended)-KeptTransfers)] {
-		p.drop(tableTransfers, t)
+		p.remove(tableTransfers, t)
 	}
 }
 
@@ -228,10 +240,4 @@ func (p processor) addGrantKey(cmd *raftlogv1.Command, op *raftlogv1.AddGrantKey
 	}
 	// Seeds have no place among the remembered answers.
 	return &raftlogv1.Answer{Result: &raftlogv1.Answer_Heads{Heads: &raftlogv1.HeadsUpdated{Changed: 1}}}
-}
-
-func (p processor) drop(table string, record any) {
-	if err := p.txn.Delete(table, record); err != nil {
-		panic("state: delete from " + table + ": " + err.Error())
-	}
 }

@@ -65,7 +65,7 @@ func PeerOfCertificate(cert *x509.Certificate) (Peer, error) {
 		return Peer{}, fmt.Errorf("%w: role %q", ErrNotOurs, role)
 	}
 	return Peer{Cluster: uri.Host, Role: role, Name: name, Serial: cert.SerialNumber.Text(16),
-		Issued: issuedAt(cert.SerialNumber), Expires: cert.NotAfter}, nil
+		Issued: IssuedAt(cert.SerialNumber), Expires: cert.NotAfter}, nil
 }
 
 // A serial number has 64 bits of Unix milliseconds and then 63 random ones.
@@ -78,6 +78,7 @@ func SerialNumber(t time.Time, random uint64) *big.Int {
 	return serial.Or(serial, new(big.Int).SetUint64(random>>1))
 }
 
-func issuedAt(serial *big.Int) time.Time {
+// IssuedAt is when a certificate with this serial number was issued.
+func IssuedAt(serial *big.Int) time.Time {
 	return time.UnixMilli(new(big.Int).Rsh(serial, serialRandom).Int64())
 }

@@ -23,6 +23,9 @@ const (
 	Token     Kind = "tk"
 	Cluster   Kind = "cl"
 	Command   Kind = "cm"
+	JoinToken Kind = "jt"
+	Timer     Kind = "tm"
+	Drain     Kind = "dr"
 	Transfer  Kind = "tr"
 	Branch    Kind = "br"
 )

@@ -27,7 +27,7 @@ func CheckUpgrade(r *http.Request) error {
 
 // Accept turns a request that CheckUpgrade passed into a link. After an error
 // nothing more can be written to w. The caller has checked who is calling.
-func Accept(w http.ResponseWriter, r *http.Request) (net.Conn, error) {
+func Accept(w http.ResponseWriter, r *http.Request, welcome Welcome) (net.Conn, error) {
 	if err := CheckUpgrade(r); err != nil {
 		return nil, err
 	}
@@ -38,7 +38,8 @@ func Accept(w http.ResponseWriter, r *http.Request) (net.Conn, error) {
 	// The server had set deadlines for reading the header.
 	err = conn.SetDeadline(time.Time{})
 	if err == nil {
-		_, err = io.WriteString(buffered, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+Protocol+"\r\n\r\n")
+		_, err = io.WriteString(buffered, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+Protocol+"\r\n"+
+			HeaderCoordinators+": "+strings.Join(welcome.Coordinators, ",")+"\r\n\r\n")
 	}
 	if err == nil {
 		err = buffered.Flush()

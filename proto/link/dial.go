@@ -19,12 +19,24 @@ import (
 type DialConfig struct {
 	// Endpoint is http(s)://host[:port] of a coordinator.
 	Endpoint string
-	// Token is a bearer token with role "runner" whose subject is Name.
+	// Token is a bearer token with role "runner" whose subject is Name; empty: the
+	// client certificate in TLS says who dials.
 	Token string
 	// TLS is used for https; nil: the system's roots.
 	TLS *tls.Config
 	// Name of the runner.
 	Name string
+	// Proxy gives the HTTP proxy to reach a URL by, nil: none; nil: never one.
+	Proxy func(*url.URL) (*url.URL, error)
+	// Direct asks a coordinator that does not lead to say who does instead of
+	// relaying the link.
+	Direct bool
+}
+
+// Welcome is what a coordinator tells with a link.
+type Welcome struct {
+	// Coordinators are all endpoints of the cluster, as far as they are known.
+	Coordinators []string
 }
 
 // StatusError is a coordinator's refusal of a link.
@@ -32,6 +44,8 @@ type StatusError struct {
 	Status int
 	// Message is the coordinator's own text, bounded.
 	Message string
+	// Leader is the endpoint of the coordinator that leads, where it is another.
+	Leader string
 }
 
 // Error implements error.
@@ -46,27 +60,27 @@ func (e *StatusError) Denied() bool {
 
 // Dial opens one link. The caller owns the connection and gives it to Serve.
 // A refusal is a *StatusError.
-func Dial(ctx context.Context, cfg DialConfig) (net.Conn, error) {
+func Dial(ctx context.Context, cfg DialConfig) (net.Conn, Welcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	target, err := parseEndpoint(cfg.Endpoint)
 	if err != nil {
-		return nil, err
+		return nil, Welcome{}, err
 	}
-	raw, err := dialTarget(ctx, target, cfg.TLS)
+	raw, err := dialTarget(ctx, target, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("dial %s: %w", cfg.Endpoint, err)
+		return nil, Welcome{}, fmt.Errorf("dial %s: %w", cfg.Endpoint, err)
 	}
 	stop := interrupt(ctx, raw)
-	conn, err := upgrade(ctx, raw, target, cfg)
+	conn, welcome, err := upgrade(ctx, raw, target, cfg)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		_ = raw.Close()
-		return nil, fmt.Errorf("link with %s: %w", cfg.Endpoint, err)
+		return nil, Welcome{}, fmt.Errorf("link with %s: %w", cfg.Endpoint, err)
 	}
-	return conn, nil
+	return conn, welcome, nil
 }
 
 func parseEndpoint(endpoint string) (*url.URL, error) {
@@ -85,48 +99,73 @@ func parseEndpoint(endpoint string) (*url.URL, error) {
 	return u, nil
 }
 
-func dialTarget(ctx context.Context, target *url.URL, base *tls.Config) (net.Conn, error) {
-	dialer := &net.Dialer{KeepAlive: pingAfter}
-	if target.Scheme == "http" {
-		return dialer.DialContext(ctx, "tcp", target.Host)
+func dialTarget(ctx context.Context, target *url.URL, cfg DialConfig) (net.Conn, error) {
+	raw, err := dialTCP(ctx, target, cfg.Proxy)
+	if err != nil || target.Scheme == "http" {
+		return raw, err
 	}
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
-	if base != nil {
-		cfg = base.Clone()
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if cfg.TLS != nil {
+		config = cfg.TLS.Clone()
+	}
+	if config.ServerName == "" {
+		config.ServerName = target.Hostname()
 	}
 	// An upgrade exists in HTTP/1.1 only, so HTTP/2 must not be negotiated.
-	cfg.NextProtos = []string{"http/1.1"}
-	return (&tls.Dialer{NetDialer: dialer, Config: cfg}).DialContext(ctx, "tcp", target.Host)
+	config.NextProtos = []string{"http/1.1"}
+	conn := tls.Client(raw, config)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return conn, nil
 }
 
-func upgrade(ctx context.Context, conn net.Conn, target *url.URL, cfg DialConfig) (net.Conn, error) {
+func upgrade(ctx context.Context, conn net.Conn, target *url.URL, cfg DialConfig) (net.Conn, Welcome, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
 	if err != nil {
-		return nil, err
+		return nil, Welcome{}, err
 	}
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", Protocol)
-	req.Header.Set("Authorization", "Bearer "+cfg.Token)
+	if cfg.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+cfg.Token)
+	}
+	if cfg.Direct {
+		req.Header.Set(HeaderDirect, "1")
+	}
 	req.Header.Set(HeaderRunner, cfg.Name)
 	if err := req.Write(conn); err != nil {
-		return nil, fmt.Errorf("send upgrade: %w", err)
+		return nil, Welcome{}, fmt.Errorf("send upgrade: %w", err)
 	}
 	reader := bufio.NewReader(conn)
 	res, err := http.ReadResponse(reader, req)
 	if err != nil {
-		return nil, fmt.Errorf("read answer to upgrade: %w", err)
+		return nil, Welcome{}, fmt.Errorf("read answer to upgrade: %w", err)
 	}
 	if res.StatusCode != http.StatusSwitchingProtocols {
 		defer func() { _ = res.Body.Close() }()
-		return nil, &StatusError{Status: res.StatusCode, Message: refusalText(res.Body)}
+		return nil, Welcome{}, &StatusError{Status: res.StatusCode, Message: refusalText(res.Body), Leader: res.Header.Get(HeaderLeader)}
 	}
 	if got := res.Header.Get("Upgrade"); got != Protocol {
-		return nil, fmt.Errorf("coordinator speaks %q, this runner %q", got, Protocol)
+		return nil, Welcome{}, fmt.Errorf("coordinator speaks %q, this runner %q", got, Protocol)
 	}
+	welcome := Welcome{Coordinators: splitEndpoints(res.Header.Get(HeaderCoordinators))}
 	if reader.Buffered() == 0 {
-		return watch(conn, nil), nil
+		return watch(conn, nil), welcome, nil
 	}
-	return watch(conn, io.LimitReader(reader, int64(reader.Buffered()))), nil
+	return watch(conn, io.LimitReader(reader, int64(reader.Buffered()))), welcome, nil
+}
+
+// splitEndpoints reads a list of endpoints, of which it keeps those that are ones.
+func splitEndpoints(text string) (out []string) {
+	for part := range strings.SplitSeq(text, ",") {
+		part = strings.TrimSpace(part)
+		if _, err := parseEndpoint(part); err == nil && len(out) < mostEndpoints {
+			out = append(out, part)
+		}
+	}
+	return out
 }
 
 // refusalText is the message of a Connect error, or the start of any other body.

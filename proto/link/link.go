@@ -21,7 +21,17 @@ const (
 	Protocol = "skerry-link/1"
 	// HeaderRunner carries the name of the runner that dials.
 	HeaderRunner = "Skerry-Runner"
+	// HeaderDirect asks a coordinator that does not lead for HeaderLeader, the
+	// endpoint of the one that does, instead of a relayed link.
+	HeaderDirect = "Skerry-Link-Direct"
+	HeaderLeader = "Skerry-Leader"
+	// HeaderCoordinators has, in the answer to an upgrade, the endpoints of all
+	// coordinators, separated by commas.
+	HeaderCoordinators = "Skerry-Coordinators"
 )
+
+// mostEndpoints that a runner takes from a coordinator.
+const mostEndpoints = 16
 
 const (
 	handshakeTimeout = 10 * time.Second

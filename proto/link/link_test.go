@@ -32,7 +32,7 @@ func acceptor(t *testing.T, links chan<- *ClientConn) http.Handler {
 			_, _ = io.WriteString(w, `{"code":"unauthenticated","message":"token is unknown"}`)
 			return
 		}
-		conn, err := Accept(w, r)
+		conn, err := Accept(w, r, Welcome{Coordinators: []string{"http://127.0.0.1:1", "no endpoint"}})
 		if errors.Is(err, ErrNoUpgrade) {
 			http.Error(w, err.Error(), http.StatusUpgradeRequired)
 			return
@@ -105,7 +105,7 @@ func TestLinkCarriesCalls(t *testing.T) {
 				roots.AddCert(server.Certificate())
 				cfg.TLS = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 			}
-			conn, err := Dial(t.Context(), cfg)
+			conn, _, err := Dial(t.Context(), cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -159,12 +159,12 @@ func TestOnePortAlsoAnswersPlainCalls(t *testing.T) {
 func TestDialRefusals(t *testing.T) {
 	server := serveBoth(t, acceptor(t, nil), false)
 	var status *StatusError
-	_, err := Dial(t.Context(), DialConfig{Endpoint: server.URL, Token: "bad", Name: "r1"})
+	_, _, err := Dial(t.Context(), DialConfig{Endpoint: server.URL, Token: "bad", Name: "r1"})
 	if !errors.As(err, &status) || status.Status != 401 || status.Message != "token is unknown" || !denied(err) {
 		t.Errorf("wrong token: %v", err)
 	}
 	for _, endpoint := range []string{"", "ftp://h:1", "http://", "http://h:1/path", "://"} {
-		if _, err := Dial(t.Context(), DialConfig{Endpoint: endpoint}); err == nil {
+		if _, _, err := Dial(t.Context(), DialConfig{Endpoint: endpoint}); err == nil {
 			t.Errorf("endpoint %q: no error", endpoint)
 		}
 	}
@@ -197,7 +197,7 @@ func TestDialStopsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() {
-		_, err := Dial(ctx, DialConfig{Endpoint: "http://" + ln.Addr().String(), Token: "good", Name: "r1"})
+		_, _, err := Dial(ctx, DialConfig{Endpoint: "http://" + ln.Addr().String(), Token: "good", Name: "r1"})
 		failed <- err
 	}()
 	conn := <-accepted
@@ -211,7 +211,7 @@ func TestDialStopsWithContext(t *testing.T) {
 func TestCallFailsWhenLinkBreaks(t *testing.T) {
 	links := make(chan *ClientConn, 1)
 	server := serveBoth(t, acceptor(t, links), false)
-	conn, err := Dial(t.Context(), DialConfig{Endpoint: server.URL, Token: "good", Name: "r1"})
+	conn, _, err := Dial(t.Context(), DialConfig{Endpoint: server.URL, Token: "good", Name: "r1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestCallFailsWhenLinkBreaks(t *testing.T) {
 func TestServeLetsRunningCallsEnd(t *testing.T) {
 	links := make(chan *ClientConn, 1)
 	server := serveBoth(t, acceptor(t, links), false)
-	conn, err := Dial(t.Context(), DialConfig{Endpoint: server.URL, Token: "good", Name: "r1"})
+	conn, _, err := Dial(t.Context(), DialConfig{Endpoint: server.URL, Token: "good", Name: "r1"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,20 +6,30 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/http"
+	"net/url"
+	"slices"
 	"time"
 )
 
 // RunConfig is a runner's set of coordinators.
 type RunConfig struct {
-	// Endpoints are tried in turn.
+	// Endpoints are tried in turn, and those that a coordinator told of after them.
 	Endpoints []string
-	// Token gives the bearer token for each dial, so that a renewed one is used.
+	// Token gives the bearer token for each dial, so that a renewed one is used;
+	// nil: the client certificate in TLS says who dials.
 	Token func() (string, error)
 	TLS   *tls.Config
 	Name  string
-	// OnLink, when set, is told of each link that opens and of its end.
+	// Proxy as in DialConfig.
+	Proxy func(*url.URL) (*url.URL, error)
+	// OnLink, when set, is told of each link that opens and of its end. endpoint
+	// is the coordinator that was dialled, which may relay to the one that leads.
 	OnLink func(endpoint string, up bool)
+	// OnCoordinators, when set, is told the endpoints that a coordinator told of,
+	// when they are others than before.
+	OnCoordinators func([]string)
 }
 
 // steady is how long a link must last for the next dial to start afresh;
@@ -40,7 +50,8 @@ func Run(ctx context.Context, cfg RunConfig, handler http.Handler, logger *slog.
 	}
 	r := &redialer{cfg: cfg, handler: handler, logger: logger}
 	for next := 0; ctx.Err() == nil; next++ {
-		endpoint := cfg.Endpoints[next%len(cfg.Endpoints)]
+		endpoints := r.endpoints()
+		endpoint := endpoints[next%len(endpoints)]
 		lasted, err := r.once(ctx, endpoint)
 		if ctx.Err() != nil {
 			break
@@ -61,24 +72,78 @@ type redialer struct {
 	handler  http.Handler
 	logger   *slog.Logger
 	failures int
+	// As the last coordinator told.
+	learned []string
+}
+
+// endpoints are the configured ones and then those that were learned.
+func (r *redialer) endpoints() []string {
+	out := slices.Clone(r.cfg.Endpoints)
+	for _, endpoint := range r.learned {
+		if !slices.Contains(out, endpoint) {
+			out = append(out, endpoint)
+		}
+	}
+	return out
 }
 
 // once dials and serves until the link ends; lasted is 0 when there was none.
 func (r *redialer) once(ctx context.Context, endpoint string) (lasted time.Duration, err error) {
-	token, err := r.cfg.Token()
+	cfg := DialConfig{Endpoint: endpoint, TLS: r.cfg.TLS, Name: r.cfg.Name, Proxy: r.cfg.Proxy}
+	if r.cfg.Token != nil {
+		if cfg.Token, err = r.cfg.Token(); err != nil {
+			return 0, err
+		}
+	}
+	conn, welcome, endpoint, err := dialLeader(ctx, cfg)
 	if err != nil {
 		return 0, err
 	}
-	conn, err := Dial(ctx, DialConfig{Endpoint: endpoint, Token: token, TLS: r.cfg.TLS, Name: r.cfg.Name})
-	if err != nil {
-		return 0, err
-	}
+	r.learn(welcome)
 	r.logger.InfoContext(ctx, "link open", "endpoint", endpoint)
 	r.tell(endpoint, true)
 	defer r.tell(endpoint, false)
 	start := time.Now()
 	err = serve(ctx, conn, r.handler, slog.NewLogLogger(r.logger.Handler(), slog.LevelWarn))
 	return time.Since(start), err
+}
+
+// dialLeader opens a link with the coordinator that leads, and where that cannot
+// be reached from here, one that cfg's endpoint relays to it.
+func dialLeader(ctx context.Context, cfg DialConfig) (conn net.Conn, welcome Welcome, endpoint string, err error) {
+	cfg.Direct = true
+	conn, welcome, err = Dial(ctx, cfg)
+	var refusal *StatusError
+	if !errors.As(err, &refusal) || refusal.Leader == "" {
+		return conn, welcome, cfg.Endpoint, err
+	}
+	leader := cfg
+	leader.Endpoint = refusal.Leader
+	if conn, welcome, err = dialWithin(ctx, leaderTimeout, leader); err == nil {
+		return conn, welcome, leader.Endpoint, nil
+	}
+	cfg.Direct = false
+	conn, welcome, err = Dial(ctx, cfg)
+	return conn, welcome, cfg.Endpoint, err
+}
+
+// leaderTimeout is how long the leader may take to answer before a link is relayed.
+const leaderTimeout = 2 * time.Second
+
+func dialWithin(ctx context.Context, limit time.Duration, cfg DialConfig) (net.Conn, Welcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return Dial(ctx, cfg)
+}
+
+func (r *redialer) learn(welcome Welcome) {
+	if len(welcome.Coordinators) == 0 || slices.Equal(welcome.Coordinators, r.learned) {
+		return
+	}
+	r.learned = welcome.Coordinators
+	if r.cfg.OnCoordinators != nil {
+		r.cfg.OnCoordinators(slices.Clone(r.learned))
+	}
 }
 
 func (r *redialer) tell(endpoint string, up bool) {

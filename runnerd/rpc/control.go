@@ -35,3 +35,9 @@ func (s control) WatchWorkspaces(ctx context.Context, _ *connect.Request[skerryv
 		return stream.Send(out)
 	})
 }
+
+// RefreshCertificate implements RunnerControlService.
+func (s control) RefreshCertificate(context.Context, *connect.Request[skerryv1.RefreshCertificateRequest]) (*connect.Response[skerryv1.RefreshCertificateResponse], error) {
+	s.cfg.Refresh()
+	return connect.NewResponse(&skerryv1.RefreshCertificateResponse{}), nil
+}

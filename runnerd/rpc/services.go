@@ -47,6 +47,8 @@ type Config struct {
 	// Watched is called when a coordinator begins to watch the runner: from now
 	// on it routes calls here.
 	Watched func()
+	// Refresh asks for the runner's next certificate; it does not block.
+	Refresh func()
 }
 
 // Services implements the runner's side of the API.

@@ -221,6 +221,78 @@ func (x *Runner) GetLastSeen() *timestamppb.Timestamp {
 	return nil
 }
 
+type RefreshCertificateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshCertificateRequest) Reset() {
+	*x = RefreshCertificateRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshCertificateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshCertificateRequest) ProtoMessage() {}
+
+func (x *RefreshCertificateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshCertificateRequest.ProtoReflect.Descriptor instead.
+func (*RefreshCertificateRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{3}
+}
+
+type RefreshCertificateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshCertificateResponse) Reset() {
+	*x = RefreshCertificateResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshCertificateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshCertificateResponse) ProtoMessage() {}
+
+func (x *RefreshCertificateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshCertificateResponse.ProtoReflect.Descriptor instead.
+func (*RefreshCertificateResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{4}
+}
+
 type AttachRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -231,7 +303,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[3]
+	mi := &file_skerry_v1_runner_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -243,7 +315,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[3]
+	mi := &file_skerry_v1_runner_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -256,7 +328,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{3}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AttachRequest) GetClusterId() string {
@@ -282,7 +354,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[4]
+	mi := &file_skerry_v1_runner_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -294,7 +366,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[4]
+	mi := &file_skerry_v1_runner_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -307,7 +379,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{4}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AttachResponse) GetRunner() *Runner {
@@ -325,7 +397,7 @@ type WatchWorkspacesRequest struct {
 
 func (x *WatchWorkspacesRequest) Reset() {
 	*x = WatchWorkspacesRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[5]
+	mi := &file_skerry_v1_runner_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -337,7 +409,7 @@ func (x *WatchWorkspacesRequest) String() string {
 func (*WatchWorkspacesRequest) ProtoMessage() {}
 
 func (x *WatchWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[5]
+	mi := &file_skerry_v1_runner_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -350,7 +422,7 @@ func (x *WatchWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{5}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{7}
 }
 
 type WatchWorkspacesResponse struct {
@@ -365,7 +437,7 @@ type WatchWorkspacesResponse struct {
 
 func (x *WatchWorkspacesResponse) Reset() {
 	*x = WatchWorkspacesResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[6]
+	mi := &file_skerry_v1_runner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -377,7 +449,7 @@ func (x *WatchWorkspacesResponse) String() string {
 func (*WatchWorkspacesResponse) ProtoMessage() {}
 
 func (x *WatchWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[6]
+	mi := &file_skerry_v1_runner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -390,7 +462,7 @@ func (x *WatchWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*WatchWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{6}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -436,7 +508,9 @@ const file_skerry_v1_runner_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x1b\n" +
+	"\x19RefreshCertificateRequest\"\x1c\n" +
+	"\x1aRefreshCertificateResponse\"S\n" +
 	"\rAttachRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12#\n" +
@@ -451,10 +525,11 @@ const file_skerry_v1_runner_proto_rawDesc = "" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x16\n" +
 	"\x06queued\x18\x03 \x01(\rR\x06queued2]\n" +
 	"\rRunnerService\x12L\n" +
-	"\vListRunners\x12\x1d.skerry.v1.ListRunnersRequest\x1a\x1e.skerry.v1.ListRunnersResponse2\xb1\x01\n" +
+	"\vListRunners\x12\x1d.skerry.v1.ListRunnersRequest\x1a\x1e.skerry.v1.ListRunnersResponse2\x94\x02\n" +
 	"\x14RunnerControlService\x12=\n" +
 	"\x06Attach\x12\x18.skerry.v1.AttachRequest\x1a\x19.skerry.v1.AttachResponse\x12Z\n" +
-	"\x0fWatchWorkspaces\x12!.skerry.v1.WatchWorkspacesRequest\x1a\".skerry.v1.WatchWorkspacesResponse0\x01B*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
+	"\x0fWatchWorkspaces\x12!.skerry.v1.WatchWorkspacesRequest\x1a\".skerry.v1.WatchWorkspacesResponse0\x01\x12a\n" +
+	"\x12RefreshCertificate\x12$.skerry.v1.RefreshCertificateRequest\x1a%.skerry.v1.RefreshCertificateResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
 
 var (
 	file_skerry_v1_runner_proto_rawDescOnce sync.Once
@@ -468,36 +543,40 @@ func file_skerry_v1_runner_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_runner_proto_rawDescData
 }
 
-var file_skerry_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_skerry_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_skerry_v1_runner_proto_goTypes = []any{
-	(*ListRunnersRequest)(nil),      // 0: skerry.v1.ListRunnersRequest
-	(*ListRunnersResponse)(nil),     // 1: skerry.v1.ListRunnersResponse
-	(*Runner)(nil),                  // 2: skerry.v1.Runner
-	(*AttachRequest)(nil),           // 3: skerry.v1.AttachRequest
-	(*AttachResponse)(nil),          // 4: skerry.v1.AttachResponse
-	(*WatchWorkspacesRequest)(nil),  // 5: skerry.v1.WatchWorkspacesRequest
-	(*WatchWorkspacesResponse)(nil), // 6: skerry.v1.WatchWorkspacesResponse
-	nil,                             // 7: skerry.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 8: google.protobuf.Timestamp
-	(*Workspace)(nil),               // 9: skerry.v1.Workspace
+	(*ListRunnersRequest)(nil),         // 0: skerry.v1.ListRunnersRequest
+	(*ListRunnersResponse)(nil),        // 1: skerry.v1.ListRunnersResponse
+	(*Runner)(nil),                     // 2: skerry.v1.Runner
+	(*RefreshCertificateRequest)(nil),  // 3: skerry.v1.RefreshCertificateRequest
+	(*RefreshCertificateResponse)(nil), // 4: skerry.v1.RefreshCertificateResponse
+	(*AttachRequest)(nil),              // 5: skerry.v1.AttachRequest
+	(*AttachResponse)(nil),             // 6: skerry.v1.AttachResponse
+	(*WatchWorkspacesRequest)(nil),     // 7: skerry.v1.WatchWorkspacesRequest
+	(*WatchWorkspacesResponse)(nil),    // 8: skerry.v1.WatchWorkspacesResponse
+	nil,                                // 9: skerry.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 10: google.protobuf.Timestamp
+	(*Workspace)(nil),                  // 11: skerry.v1.Workspace
 }
 var file_skerry_v1_runner_proto_depIdxs = []int32{
-	2, // 0: skerry.v1.ListRunnersResponse.runners:type_name -> skerry.v1.Runner
-	7, // 1: skerry.v1.Runner.labels:type_name -> skerry.v1.Runner.LabelsEntry
-	8, // 2: skerry.v1.Runner.last_seen:type_name -> google.protobuf.Timestamp
-	2, // 3: skerry.v1.AttachResponse.runner:type_name -> skerry.v1.Runner
-	9, // 4: skerry.v1.WatchWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
-	0, // 5: skerry.v1.RunnerService.ListRunners:input_type -> skerry.v1.ListRunnersRequest
-	3, // 6: skerry.v1.RunnerControlService.Attach:input_type -> skerry.v1.AttachRequest
-	5, // 7: skerry.v1.RunnerControlService.WatchWorkspaces:input_type -> skerry.v1.WatchWorkspacesRequest
-	1, // 8: skerry.v1.RunnerService.ListRunners:output_type -> skerry.v1.ListRunnersResponse
-	4, // 9: skerry.v1.RunnerControlService.Attach:output_type -> skerry.v1.AttachResponse
-	6, // 10: skerry.v1.RunnerControlService.WatchWorkspaces:output_type -> skerry.v1.WatchWorkspacesResponse
-	8, // [8:11] is the sub-list for method output_type
-	5, // [5:8] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	2,  // 0: skerry.v1.ListRunnersResponse.runners:type_name -> skerry.v1.Runner
+	9,  // 1: skerry.v1.Runner.labels:type_name -> skerry.v1.Runner.LabelsEntry
+	10, // 2: skerry.v1.Runner.last_seen:type_name -> google.protobuf.Timestamp
+	2,  // 3: skerry.v1.AttachResponse.runner:type_name -> skerry.v1.Runner
+	11, // 4: skerry.v1.WatchWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
+	0,  // 5: skerry.v1.RunnerService.ListRunners:input_type -> skerry.v1.ListRunnersRequest
+	5,  // 6: skerry.v1.RunnerControlService.Attach:input_type -> skerry.v1.AttachRequest
+	7,  // 7: skerry.v1.RunnerControlService.WatchWorkspaces:input_type -> skerry.v1.WatchWorkspacesRequest
+	3,  // 8: skerry.v1.RunnerControlService.RefreshCertificate:input_type -> skerry.v1.RefreshCertificateRequest
+	1,  // 9: skerry.v1.RunnerService.ListRunners:output_type -> skerry.v1.ListRunnersResponse
+	6,  // 10: skerry.v1.RunnerControlService.Attach:output_type -> skerry.v1.AttachResponse
+	8,  // 11: skerry.v1.RunnerControlService.WatchWorkspaces:output_type -> skerry.v1.WatchWorkspacesResponse
+	4,  // 12: skerry.v1.RunnerControlService.RefreshCertificate:output_type -> skerry.v1.RefreshCertificateResponse
+	9,  // [9:13] is the sub-list for method output_type
+	5,  // [5:9] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_skerry_v1_runner_proto_init() }
@@ -512,7 +591,7 @@ func file_skerry_v1_runner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_runner_proto_rawDesc), len(file_skerry_v1_runner_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -34,6 +34,15 @@ const (
 	RunnerDown           = "down"
 )
 
+// What a runner may get, beside its state: empty is everything.
+const (
+	// RunnerCordoned: no new workspaces.
+	RunnerCordoned = "cordoned"
+	// RunnerDraining: no new executions either; what runs is being waited for.
+	RunnerDraining = "draining"
+	RunnerDrained  = "drained"
+)
+
 // States of a transfer and outcomes of its files, beside those of an execution.
 const (
 	StatePartial = "partial"

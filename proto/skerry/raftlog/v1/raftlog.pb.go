@@ -40,6 +40,25 @@ type Command struct {
 	//	*Command_RevokeToken
 	//	*Command_AssignWorkspace
 	//	*Command_UpdateHeads
+	//	*Command_PutMember
+	//	*Command_RemoveMember
+	//	*Command_RaiseVersion
+	//	*Command_DenyMember
+	//	*Command_InitAuthority
+	//	*Command_AdvanceAuthority
+	//	*Command_CreateJoinToken
+	//	*Command_RevokeJoinToken
+	//	*Command_IssueCertificate
+	//	*Command_MintToken
+	//	*Command_PruneTokens
+	//	*Command_ArchiveAgent
+	//	*Command_ScheduleRunner
+	//	*Command_RemoveRunner
+	//	*Command_CreateTimer
+	//	*Command_CancelTimer
+	//	*Command_FireTimers
+	//	*Command_RecordEnds
+	//	*Command_AckInbox
 	//	*Command_CreateTransfer
 	//	*Command_UpdateTransfer
 	//	*Command_CancelTransfer
@@ -168,6 +187,177 @@ func (x *Command) GetUpdateHeads() *UpdateHeads {
 	return nil
 }
 
+func (x *Command) GetPutMember() *PutMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_PutMember); ok {
+			return x.PutMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveMember() *RemoveMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RemoveMember); ok {
+			return x.RemoveMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRaiseVersion() *RaiseVersion {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RaiseVersion); ok {
+			return x.RaiseVersion
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDenyMember() *DenyMember {
+	if x != nil {
+		if x, ok := x.Op.(*Command_DenyMember); ok {
+			return x.DenyMember
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetInitAuthority() *InitAuthority {
+	if x != nil {
+		if x, ok := x.Op.(*Command_InitAuthority); ok {
+			return x.InitAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdvanceAuthority() *AdvanceAuthority {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AdvanceAuthority); ok {
+			return x.AdvanceAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCreateJoinToken() *CreateJoinToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreateJoinToken); ok {
+			return x.CreateJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRevokeJoinToken() *RevokeJoinToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RevokeJoinToken); ok {
+			return x.RevokeJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetIssueCertificate() *IssueCertificate {
+	if x != nil {
+		if x, ok := x.Op.(*Command_IssueCertificate); ok {
+			return x.IssueCertificate
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetMintToken() *MintToken {
+	if x != nil {
+		if x, ok := x.Op.(*Command_MintToken); ok {
+			return x.MintToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetPruneTokens() *PruneTokens {
+	if x != nil {
+		if x, ok := x.Op.(*Command_PruneTokens); ok {
+			return x.PruneTokens
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetArchiveAgent() *ArchiveAgent {
+	if x != nil {
+		if x, ok := x.Op.(*Command_ArchiveAgent); ok {
+			return x.ArchiveAgent
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetScheduleRunner() *ScheduleRunner {
+	if x != nil {
+		if x, ok := x.Op.(*Command_ScheduleRunner); ok {
+			return x.ScheduleRunner
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveRunner() *RemoveRunner {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RemoveRunner); ok {
+			return x.RemoveRunner
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCreateTimer() *CreateTimer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreateTimer); ok {
+			return x.CreateTimer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCancelTimer() *CancelTimer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CancelTimer); ok {
+			return x.CancelTimer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetFireTimers() *FireTimers {
+	if x != nil {
+		if x, ok := x.Op.(*Command_FireTimers); ok {
+			return x.FireTimers
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRecordEnds() *RecordEnds {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RecordEnds); ok {
+			return x.RecordEnds
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAckInbox() *AckInbox {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AckInbox); ok {
+			return x.AckInbox
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetCreateTransfer() *CreateTransfer {
 	if x != nil {
 		if x, ok := x.Op.(*Command_CreateTransfer); ok {
@@ -281,6 +471,82 @@ type Command_UpdateHeads struct {
 	UpdateHeads *UpdateHeads `protobuf:"bytes,9,opt,name=update_heads,json=updateHeads,proto3,oneof"`
 }
 
+type Command_PutMember struct {
+	PutMember *PutMember `protobuf:"bytes,10,opt,name=put_member,json=putMember,proto3,oneof"`
+}
+
+type Command_RemoveMember struct {
+	RemoveMember *RemoveMember `protobuf:"bytes,11,opt,name=remove_member,json=removeMember,proto3,oneof"`
+}
+
+type Command_RaiseVersion struct {
+	RaiseVersion *RaiseVersion `protobuf:"bytes,12,opt,name=raise_version,json=raiseVersion,proto3,oneof"`
+}
+
+type Command_DenyMember struct {
+	DenyMember *DenyMember `protobuf:"bytes,14,opt,name=deny_member,json=denyMember,proto3,oneof"`
+}
+
+type Command_InitAuthority struct {
+	InitAuthority *InitAuthority `protobuf:"bytes,15,opt,name=init_authority,json=initAuthority,proto3,oneof"`
+}
+
+type Command_AdvanceAuthority struct {
+	AdvanceAuthority *AdvanceAuthority `protobuf:"bytes,16,opt,name=advance_authority,json=advanceAuthority,proto3,oneof"`
+}
+
+type Command_CreateJoinToken struct {
+	CreateJoinToken *CreateJoinToken `protobuf:"bytes,17,opt,name=create_join_token,json=createJoinToken,proto3,oneof"`
+}
+
+type Command_RevokeJoinToken struct {
+	RevokeJoinToken *RevokeJoinToken `protobuf:"bytes,18,opt,name=revoke_join_token,json=revokeJoinToken,proto3,oneof"`
+}
+
+type Command_IssueCertificate struct {
+	IssueCertificate *IssueCertificate `protobuf:"bytes,19,opt,name=issue_certificate,json=issueCertificate,proto3,oneof"`
+}
+
+type Command_MintToken struct {
+	MintToken *MintToken `protobuf:"bytes,20,opt,name=mint_token,json=mintToken,proto3,oneof"`
+}
+
+type Command_PruneTokens struct {
+	PruneTokens *PruneTokens `protobuf:"bytes,21,opt,name=prune_tokens,json=pruneTokens,proto3,oneof"`
+}
+
+type Command_ArchiveAgent struct {
+	ArchiveAgent *ArchiveAgent `protobuf:"bytes,22,opt,name=archive_agent,json=archiveAgent,proto3,oneof"`
+}
+
+type Command_ScheduleRunner struct {
+	ScheduleRunner *ScheduleRunner `protobuf:"bytes,23,opt,name=schedule_runner,json=scheduleRunner,proto3,oneof"`
+}
+
+type Command_RemoveRunner struct {
+	RemoveRunner *RemoveRunner `protobuf:"bytes,24,opt,name=remove_runner,json=removeRunner,proto3,oneof"`
+}
+
+type Command_CreateTimer struct {
+	CreateTimer *CreateTimer `protobuf:"bytes,25,opt,name=create_timer,json=createTimer,proto3,oneof"`
+}
+
+type Command_CancelTimer struct {
+	CancelTimer *CancelTimer `protobuf:"bytes,26,opt,name=cancel_timer,json=cancelTimer,proto3,oneof"`
+}
+
+type Command_FireTimers struct {
+	FireTimers *FireTimers `protobuf:"bytes,27,opt,name=fire_timers,json=fireTimers,proto3,oneof"`
+}
+
+type Command_RecordEnds struct {
+	RecordEnds *RecordEnds `protobuf:"bytes,28,opt,name=record_ends,json=recordEnds,proto3,oneof"`
+}
+
+type Command_AckInbox struct {
+	AckInbox *AckInbox `protobuf:"bytes,29,opt,name=ack_inbox,json=ackInbox,proto3,oneof"`
+}
+
 type Command_CreateTransfer struct {
 	CreateTransfer *CreateTransfer `protobuf:"bytes,40,opt,name=create_transfer,json=createTransfer,proto3,oneof"`
 }
@@ -331,6 +597,44 @@ func (*Command_AssignWorkspace) isCommand_Op() {}
 
 func (*Command_UpdateHeads) isCommand_Op() {}
 
+func (*Command_PutMember) isCommand_Op() {}
+
+func (*Command_RemoveMember) isCommand_Op() {}
+
+func (*Command_RaiseVersion) isCommand_Op() {}
+
+func (*Command_DenyMember) isCommand_Op() {}
+
+func (*Command_InitAuthority) isCommand_Op() {}
+
+func (*Command_AdvanceAuthority) isCommand_Op() {}
+
+func (*Command_CreateJoinToken) isCommand_Op() {}
+
+func (*Command_RevokeJoinToken) isCommand_Op() {}
+
+func (*Command_IssueCertificate) isCommand_Op() {}
+
+func (*Command_MintToken) isCommand_Op() {}
+
+func (*Command_PruneTokens) isCommand_Op() {}
+
+func (*Command_ArchiveAgent) isCommand_Op() {}
+
+func (*Command_ScheduleRunner) isCommand_Op() {}
+
+func (*Command_RemoveRunner) isCommand_Op() {}
+
+func (*Command_CreateTimer) isCommand_Op() {}
+
+func (*Command_CancelTimer) isCommand_Op() {}
+
+func (*Command_FireTimers) isCommand_Op() {}
+
+func (*Command_RecordEnds) isCommand_Op() {}
+
+func (*Command_AckInbox) isCommand_Op() {}
+
 func (*Command_CreateTransfer) isCommand_Op() {}
 
 func (*Command_UpdateTransfer) isCommand_Op() {}
@@ -349,6 +653,250 @@ func (*Command_EndRestore) isCommand_Op() {}
 
 func (*Command_UpdateBranches) isCommand_Op() {}
 
+// PutMember stores what a coordinator announced of itself.
+type PutMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        *Member                `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutMember) Reset() {
+	*x = PutMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutMember) ProtoMessage() {}
+
+func (x *PutMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutMember.ProtoReflect.Descriptor instead.
+func (*PutMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PutMember) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+// RemoveMember keeps the record, marked as removed, so that a removed
+// coordinator that comes back learns of it.
+type RemoveMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMember) Reset() {
+	*x = RemoveMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMember) ProtoMessage() {}
+
+func (x *RemoveMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMember.ProtoReflect.Descriptor instead.
+func (*RemoveMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RemoveMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// RaiseVersion lets commands up to a version into the log; it never lowers it.
+type RaiseVersion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RaiseVersion) Reset() {
+	*x = RaiseVersion{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RaiseVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RaiseVersion) ProtoMessage() {}
+
+func (x *RaiseVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RaiseVersion.ProtoReflect.Descriptor instead.
+func (*RaiseVersion) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RaiseVersion) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+// Member is one coordinator of the cluster.
+type Member struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Also its id in the Raft configuration.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// host:port of Raft.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// https://host:port of the API as the other coordinators reach it.
+	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// Version of the program.
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	// The highest command version that the program can apply.
+	CommandVersion uint32 `protobuf:"varint,5,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
+	// Made with its data directory: a coordinator that joins anew has another.
+	Incarnation string                 `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Changed     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changed,proto3" json:"changed,omitempty"`
+	// When it was removed from the cluster.
+	Removed       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Member) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *Member) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Member) GetCommandVersion() uint32 {
+	if x != nil {
+		return x.CommandVersion
+	}
+	return 0
+}
+
+func (x *Member) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Member) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *Member) GetRemoved() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
 type InitCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -358,7 +906,7 @@ type InitCluster struct {
 
 func (x *InitCluster) Reset() {
 	*x = InitCluster{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -370,7 +918,7 @@ func (x *InitCluster) String() string {
 func (*InitCluster) ProtoMessage() {}
 
 func (x *InitCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[1]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -383,7 +931,7 @@ func (x *InitCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitCluster.ProtoReflect.Descriptor instead.
 func (*InitCluster) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{1}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InitCluster) GetClusterId() string {
@@ -406,7 +954,7 @@ type RegisterRunner struct {
 
 func (x *RegisterRunner) Reset() {
 	*x = RegisterRunner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +966,7 @@ func (x *RegisterRunner) String() string {
 func (*RegisterRunner) ProtoMessage() {}
 
 func (x *RegisterRunner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[2]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +979,7 @@ func (x *RegisterRunner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRunner.ProtoReflect.Descriptor instead.
 func (*RegisterRunner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{2}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterRunner) GetName() string {
@@ -480,7 +1028,7 @@ type SetRunnerState struct {
 
 func (x *SetRunnerState) Reset() {
 	*x = SetRunnerState{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +1040,7 @@ func (x *SetRunnerState) String() string {
 func (*SetRunnerState) ProtoMessage() {}
 
 func (x *SetRunnerState) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[3]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +1053,7 @@ func (x *SetRunnerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRunnerState.ProtoReflect.Descriptor instead.
 func (*SetRunnerState) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{3}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetRunnerState) GetName() string {
@@ -531,7 +1079,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +1091,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[4]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +1104,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{4}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateToken) GetToken() *Token {
@@ -575,7 +1123,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -587,7 +1135,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[5]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -600,7 +1148,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{5}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RevokeToken) GetId() string {
@@ -622,7 +1170,7 @@ type AssignWorkspace struct {
 
 func (x *AssignWorkspace) Reset() {
 	*x = AssignWorkspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +1182,7 @@ func (x *AssignWorkspace) String() string {
 func (*AssignWorkspace) ProtoMessage() {}
 
 func (x *AssignWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[6]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +1195,7 @@ func (x *AssignWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignWorkspace.ProtoReflect.Descriptor instead.
 func (*AssignWorkspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{6}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AssignWorkspace) GetId() string {
@@ -681,7 +1229,7 @@ type UpdateHeads struct {
 
 func (x *UpdateHeads) Reset() {
 	*x = UpdateHeads{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +1241,7 @@ func (x *UpdateHeads) String() string {
 func (*UpdateHeads) ProtoMessage() {}
 
 func (x *UpdateHeads) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[7]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +1254,7 @@ func (x *UpdateHeads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateHeads.ProtoReflect.Descriptor instead.
 func (*UpdateHeads) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{7}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UpdateHeads) GetRunner() string {
@@ -739,7 +1287,7 @@ type Head struct {
 
 func (x *Head) Reset() {
 	*x = Head{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +1299,7 @@ func (x *Head) String() string {
 func (*Head) ProtoMessage() {}
 
 func (x *Head) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[8]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +1312,7 @@ func (x *Head) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Head.ProtoReflect.Descriptor instead.
 func (*Head) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{8}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Head) GetWorkspaceId() string {
@@ -823,6 +1371,951 @@ func (x *Head) GetDetail() string {
 	return ""
 }
 
+// InitAuthority gives the cluster its authority, once.
+type InitAuthority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *AuthorityKey          `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The cluster's id, which its first certificates have.
+	ClusterId     string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InitAuthority) Reset() {
+	*x = InitAuthority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InitAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InitAuthority) ProtoMessage() {}
+
+func (x *InitAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InitAuthority.ProtoReflect.Descriptor instead.
+func (*InitAuthority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *InitAuthority) GetKey() *AuthorityKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *InitAuthority) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+// AdvanceAuthority takes the next step of a rotation: from the generation that
+// its sender saw, so that a step is taken once.
+type AdvanceAuthority struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	FromGeneration uint64                 `protobuf:"varint,1,opt,name=from_generation,json=fromGeneration,proto3" json:"from_generation,omitempty"`
+	// Of the first step: the new authority.
+	Key           *AuthorityKey `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdvanceAuthority) Reset() {
+	*x = AdvanceAuthority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdvanceAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdvanceAuthority) ProtoMessage() {}
+
+func (x *AdvanceAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdvanceAuthority.ProtoReflect.Descriptor instead.
+func (*AdvanceAuthority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AdvanceAuthority) GetFromGeneration() uint64 {
+	if x != nil {
+		return x.FromGeneration
+	}
+	return 0
+}
+
+func (x *AdvanceAuthority) GetKey() *AuthorityKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type CreateJoinToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *JoinToken             `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateJoinToken) Reset() {
+	*x = CreateJoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateJoinToken) ProtoMessage() {}
+
+func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateJoinToken.ProtoReflect.Descriptor instead.
+func (*CreateJoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CreateJoinToken) GetToken() *JoinToken {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+type RevokeJoinToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeJoinToken) Reset() {
+	*x = RevokeJoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeJoinToken) ProtoMessage() {}
+
+func (x *RevokeJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeJoinToken.ProtoReflect.Descriptor instead.
+func (*RevokeJoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RevokeJoinToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// IssueCertificate records a certificate that the leader signed, and uses up the
+// join token that it was signed for.
+type IssueCertificate struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Holder *CertificateHolder     `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	// Empty: a renewal.
+	JoinTokenId string `protobuf:"bytes,2,opt,name=join_token_id,json=joinTokenId,proto3" json:"join_token_id,omitempty"`
+	// It is the signing leader's own, which needs no token.
+	Own           bool `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IssueCertificate) Reset() {
+	*x = IssueCertificate{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IssueCertificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IssueCertificate) ProtoMessage() {}
+
+func (x *IssueCertificate) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IssueCertificate.ProtoReflect.Descriptor instead.
+func (*IssueCertificate) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *IssueCertificate) GetHolder() *CertificateHolder {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *IssueCertificate) GetJoinTokenId() string {
+	if x != nil {
+		return x.JoinTokenId
+	}
+	return ""
+}
+
+func (x *IssueCertificate) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
+type DenyMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DenyMember) Reset() {
+	*x = DenyMember{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DenyMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DenyMember) ProtoMessage() {}
+
+func (x *DenyMember) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DenyMember.ProtoReflect.Descriptor instead.
+func (*DenyMember) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DenyMember) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *DenyMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// MintToken is CreateToken with a scope or a parent; old programs would not check them.
+type MintToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Token *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// For a new agent that an admin makes the child of another.
+	AgentParent   string `protobuf:"bytes,2,opt,name=agent_parent,json=agentParent,proto3" json:"agent_parent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MintToken) Reset() {
+	*x = MintToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MintToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MintToken) ProtoMessage() {}
+
+func (x *MintToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MintToken.ProtoReflect.Descriptor instead.
+func (*MintToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *MintToken) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *MintToken) GetAgentParent() string {
+	if x != nil {
+		return x.AgentParent
+	}
+	return ""
+}
+
+// PruneTokens removes tokens that were useless before a time, oldest first.
+type PruneTokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Before        *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=before,proto3" json:"before,omitempty"`
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PruneTokens) Reset() {
+	*x = PruneTokens{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PruneTokens) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PruneTokens) ProtoMessage() {}
+
+func (x *PruneTokens) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PruneTokens.ProtoReflect.Descriptor instead.
+func (*PruneTokens) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PruneTokens) GetBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *PruneTokens) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ArchiveAgent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveAgent) Reset() {
+	*x = ArchiveAgent{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveAgent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveAgent) ProtoMessage() {}
+
+func (x *ArchiveAgent) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveAgent.ProtoReflect.Descriptor instead.
+func (*ArchiveAgent) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ArchiveAgent) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// ScheduleRunner sets what a runner may get.
+type ScheduleRunner struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// "", "cordoned", "draining" or "drained".
+	Schedule string `protobuf:"bytes,2,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	Reason   string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Drain    *Drain `protobuf:"bytes,4,opt,name=drain,proto3" json:"drain,omitempty"`
+	// When set, do nothing unless the drain of this id is still under way.
+	DrainId       string `protobuf:"bytes,5,opt,name=drain_id,json=drainId,proto3" json:"drain_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduleRunner) Reset() {
+	*x = ScheduleRunner{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduleRunner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduleRunner) ProtoMessage() {}
+
+func (x *ScheduleRunner) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduleRunner.ProtoReflect.Descriptor instead.
+func (*ScheduleRunner) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ScheduleRunner) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ScheduleRunner) GetSchedule() string {
+	if x != nil {
+		return x.Schedule
+	}
+	return ""
+}
+
+func (x *ScheduleRunner) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ScheduleRunner) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+func (x *ScheduleRunner) GetDrainId() string {
+	if x != nil {
+		return x.DrainId
+	}
+	return ""
+}
+
+type RemoveRunner struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveRunner) Reset() {
+	*x = RemoveRunner{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRunner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRunner) ProtoMessage() {}
+
+func (x *RemoveRunner) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRunner.ProtoReflect.Descriptor instead.
+func (*RemoveRunner) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *RemoveRunner) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RemoveRunner) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type CreateTimer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Timer         *Timer                 `protobuf:"bytes,1,opt,name=timer,proto3" json:"timer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTimer) Reset() {
+	*x = CreateTimer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTimer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTimer) ProtoMessage() {}
+
+func (x *CreateTimer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTimer.ProtoReflect.Descriptor instead.
+func (*CreateTimer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *CreateTimer) GetTimer() *Timer {
+	if x != nil {
+		return x.Timer
+	}
+	return nil
+}
+
+type CancelTimer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelTimer) Reset() {
+	*x = CancelTimer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelTimer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelTimer) ProtoMessage() {}
+
+func (x *CancelTimer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelTimer.ProtoReflect.Descriptor instead.
+func (*CancelTimer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *CancelTimer) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *CancelTimer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type FireTimers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ids           []string               `protobuf:"bytes,1,rep,name=ids,proto3" json:"ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FireTimers) Reset() {
+	*x = FireTimers{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FireTimers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FireTimers) ProtoMessage() {}
+
+func (x *FireTimers) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FireTimers.ProtoReflect.Descriptor instead.
+func (*FireTimers) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *FireTimers) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+// RecordEnds takes over ends of executions that a runner told.
+type RecordEnds struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Which log of ends: a runner that lost its own begins another.
+	Log string `protobuf:"bytes,2,opt,name=log,proto3" json:"log,omitempty"`
+	// Every end up to this number is in ends or needs nothing done.
+	Through       uint64 `protobuf:"varint,3,opt,name=through,proto3" json:"through,omitempty"`
+	Ends          []*End `protobuf:"bytes,4,rep,name=ends,proto3" json:"ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordEnds) Reset() {
+	*x = RecordEnds{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordEnds) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordEnds) ProtoMessage() {}
+
+func (x *RecordEnds) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordEnds.ProtoReflect.Descriptor instead.
+func (*RecordEnds) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *RecordEnds) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *RecordEnds) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
+func (x *RecordEnds) GetThrough() uint64 {
+	if x != nil {
+		return x.Through
+	}
+	return 0
+}
+
+func (x *RecordEnds) GetEnds() []*End {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+type End struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Seq         uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	ExecutionId string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Agent       string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	State       string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	// For the inbox.
+	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	// The agent knows already.
+	Seen          bool `protobuf:"varint,6,opt,name=seen,proto3" json:"seen,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *End) Reset() {
+	*x = End{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *End) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*End) ProtoMessage() {}
+
+func (x *End) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use End.ProtoReflect.Descriptor instead.
+func (*End) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *End) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *End) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *End) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *End) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *End) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *End) GetSeen() bool {
+	if x != nil {
+		return x.Seen
+	}
+	return false
+}
+
+// AckInbox removes an agent's entries up to a number.
+type AckInbox struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Through       uint64                 `protobuf:"varint,2,opt,name=through,proto3" json:"through,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckInbox) Reset() {
+	*x = AckInbox{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckInbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckInbox) ProtoMessage() {}
+
+func (x *AckInbox) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckInbox.ProtoReflect.Descriptor instead.
+func (*AckInbox) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *AckInbox) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *AckInbox) GetThrough() uint64 {
+	if x != nil {
+		return x.Through
+	}
+	return 0
+}
+
 type CreateTransfer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Transfer      *Transfer              `protobuf:"bytes,1,opt,name=transfer,proto3" json:"transfer,omitempty"`
@@ -832,7 +2325,7 @@ type CreateTransfer struct {
 
 func (x *CreateTransfer) Reset() {
 	*x = CreateTransfer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -844,7 +2337,7 @@ func (x *CreateTransfer) String() string {
 func (*CreateTransfer) ProtoMessage() {}
 
 func (x *CreateTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[9]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -857,7 +2350,7 @@ func (x *CreateTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTransfer.ProtoReflect.Descriptor instead.
 func (*CreateTransfer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{9}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateTransfer) GetTransfer() *Transfer {
@@ -885,7 +2378,7 @@ type UpdateTransfer struct {
 
 func (x *UpdateTransfer) Reset() {
 	*x = UpdateTransfer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +2390,7 @@ func (x *UpdateTransfer) String() string {
 func (*UpdateTransfer) ProtoMessage() {}
 
 func (x *UpdateTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[10]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +2403,7 @@ func (x *UpdateTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTransfer.ProtoReflect.Descriptor instead.
 func (*UpdateTransfer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{10}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UpdateTransfer) GetId() string {
@@ -985,7 +2478,7 @@ type CancelTransfer struct {
 
 func (x *CancelTransfer) Reset() {
 	*x = CancelTransfer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -997,7 +2490,7 @@ func (x *CancelTransfer) String() string {
 func (*CancelTransfer) ProtoMessage() {}
 
 func (x *CancelTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[11]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1010,7 +2503,7 @@ func (x *CancelTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTransfer.ProtoReflect.Descriptor instead.
 func (*CancelTransfer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{11}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CancelTransfer) GetId() string {
@@ -1032,7 +2525,7 @@ type AddGrantKey struct {
 
 func (x *AddGrantKey) Reset() {
 	*x = AddGrantKey{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +2537,7 @@ func (x *AddGrantKey) String() string {
 func (*AddGrantKey) ProtoMessage() {}
 
 func (x *AddGrantKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[12]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +2550,7 @@ func (x *AddGrantKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddGrantKey.ProtoReflect.Descriptor instead.
 func (*AddGrantKey) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{12}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AddGrantKey) GetKey() *GrantKey {
@@ -1086,7 +2579,7 @@ type SetReplication struct {
 
 func (x *SetReplication) Reset() {
 	*x = SetReplication{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +2591,7 @@ func (x *SetReplication) String() string {
 func (*SetReplication) ProtoMessage() {}
 
 func (x *SetReplication) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[13]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +2604,7 @@ func (x *SetReplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReplication.ProtoReflect.Descriptor instead.
 func (*SetReplication) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{13}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetReplication) GetWorkspace() string {
@@ -1152,7 +2645,7 @@ type SetReplica struct {
 
 func (x *SetReplica) Reset() {
 	*x = SetReplica{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +2657,7 @@ func (x *SetReplica) String() string {
 func (*SetReplica) ProtoMessage() {}
 
 func (x *SetReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[14]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +2670,7 @@ func (x *SetReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReplica.ProtoReflect.Descriptor instead.
 func (*SetReplica) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{14}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetReplica) GetWorkspace() string {
@@ -1208,7 +2701,7 @@ type ReassignWorkspace struct {
 
 func (x *ReassignWorkspace) Reset() {
 	*x = ReassignWorkspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +2713,7 @@ func (x *ReassignWorkspace) String() string {
 func (*ReassignWorkspace) ProtoMessage() {}
 
 func (x *ReassignWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[15]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +2726,7 @@ func (x *ReassignWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReassignWorkspace.ProtoReflect.Descriptor instead.
 func (*ReassignWorkspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{15}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReassignWorkspace) GetWorkspace() string {
@@ -1282,7 +2775,7 @@ type EndRestore struct {
 
 func (x *EndRestore) Reset() {
 	*x = EndRestore{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1294,7 +2787,7 @@ func (x *EndRestore) String() string {
 func (*EndRestore) ProtoMessage() {}
 
 func (x *EndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[16]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1307,7 +2800,7 @@ func (x *EndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRestore.ProtoReflect.Descriptor instead.
 func (*EndRestore) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{16}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EndRestore) GetWorkspace() string {
@@ -1341,7 +2834,7 @@ type UpdateBranches struct {
 
 func (x *UpdateBranches) Reset() {
 	*x = UpdateBranches{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +2846,7 @@ func (x *UpdateBranches) String() string {
 func (*UpdateBranches) ProtoMessage() {}
 
 func (x *UpdateBranches) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[17]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +2859,7 @@ func (x *UpdateBranches) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateBranches.ProtoReflect.Descriptor instead.
 func (*UpdateBranches) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{17}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UpdateBranches) GetRunner() string {
@@ -1383,23 +2876,375 @@ func (x *UpdateBranches) GetHeads() []*Head {
 	return nil
 }
 
+type AuthorityKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In DER.
+	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// PKCS #8, in DER.
+	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorityKey) Reset() {
+	*x = AuthorityKey{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorityKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorityKey) ProtoMessage() {}
+
+func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorityKey.ProtoReflect.Descriptor instead.
+func (*AuthorityKey) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *AuthorityKey) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *AuthorityKey) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type Authority struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	// "steady", "trusting" or "moving".
+	Phase string `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Trusted ones; the first signs.
+	Keys          []*AuthorityKey        `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Authority) Reset() {
+	*x = Authority{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Authority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Authority) ProtoMessage() {}
+
+func (x *Authority) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Authority.ProtoReflect.Descriptor instead.
+func (*Authority) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *Authority) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Authority) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Authority) GetKeys() []*AuthorityKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *Authority) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+type JoinToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// SHA-256 of the secret.
+	Hash    []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	Role    string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Name    string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
+	Expires *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
+	Revoked *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Used    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=used,proto3" json:"used,omitempty"`
+	UsedBy  string                 `protobuf:"bytes,9,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	// SHA-256 of the public key that used it.
+	UsedKey       []byte `protobuf:"bytes,10,opt,name=used_key,json=usedKey,proto3" json:"used_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JoinToken) Reset() {
+	*x = JoinToken{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JoinToken) ProtoMessage() {}
+
+func (x *JoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
+func (*JoinToken) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *JoinToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *JoinToken) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *JoinToken) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *JoinToken) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *JoinToken) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *JoinToken) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *JoinToken) GetRevoked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Revoked
+	}
+	return nil
+}
+
+func (x *JoinToken) GetUsed() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+func (x *JoinToken) GetUsedBy() string {
+	if x != nil {
+		return x.UsedBy
+	}
+	return ""
+}
+
+func (x *JoinToken) GetUsedKey() []byte {
+	if x != nil {
+		return x.UsedKey
+	}
+	return nil
+}
+
+type CertificateHolder struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Role       string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name       string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Serial     string                 `protobuf:"bytes,3,opt,name=serial,proto3" json:"serial,omitempty"`
+	Issued     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=issued,proto3" json:"issued,omitempty"`
+	Expires    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expires,proto3" json:"expires,omitempty"`
+	Generation uint64                 `protobuf:"varint,6,opt,name=generation,proto3" json:"generation,omitempty"`
+	// SHA-256 of the public key.
+	Key []byte `protobuf:"bytes,7,opt,name=key,proto3" json:"key,omitempty"`
+	// Certificates issued up to then are worthless.
+	Denied        *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=denied,proto3" json:"denied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertificateHolder) Reset() {
+	*x = CertificateHolder{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertificateHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertificateHolder) ProtoMessage() {}
+
+func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertificateHolder.ProtoReflect.Descriptor instead.
+func (*CertificateHolder) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *CertificateHolder) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *CertificateHolder) GetIssued() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Issued
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *CertificateHolder) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *CertificateHolder) GetDenied() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
+}
+
 type Runner struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Number        uint32                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
-	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	Version       string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
-	Tier          string                 `protobuf:"bytes,5,opt,name=tier,proto3" json:"tier,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Slots         uint32                 `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
-	Changed       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=changed,proto3" json:"changed,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Number  uint32                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	State   string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Version string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Tier    string                 `protobuf:"bytes,5,opt,name=tier,proto3" json:"tier,omitempty"`
+	Labels  map[string]string      `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Slots   uint32                 `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
+	Changed *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=changed,proto3" json:"changed,omitempty"`
+	// "", "cordoned", "draining" or "drained".
+	Schedule       string `protobuf:"bytes,20,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	ScheduleReason string `protobuf:"bytes,21,opt,name=schedule_reason,json=scheduleReason,proto3" json:"schedule_reason,omitempty"`
+	// The last drain; unset once the runner takes work again.
+	Drain *Drain `protobuf:"bytes,22,opt,name=drain,proto3" json:"drain,omitempty"`
+	// How far ends of executions were taken over, and from which log of the runner.
+	EndLog        string `protobuf:"bytes,23,opt,name=end_log,json=endLog,proto3" json:"end_log,omitempty"`
+	EndSeq        uint64 `protobuf:"varint,24,opt,name=end_seq,json=endSeq,proto3" json:"end_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +3256,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[18]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +3269,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{18}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Runner) GetName() string {
@@ -1483,6 +3328,144 @@ func (x *Runner) GetChanged() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Runner) GetSchedule() string {
+	if x != nil {
+		return x.Schedule
+	}
+	return ""
+}
+
+func (x *Runner) GetScheduleReason() string {
+	if x != nil {
+		return x.ScheduleReason
+	}
+	return ""
+}
+
+func (x *Runner) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+func (x *Runner) GetEndLog() string {
+	if x != nil {
+		return x.EndLog
+	}
+	return ""
+}
+
+func (x *Runner) GetEndSeq() uint64 {
+	if x != nil {
+		return x.EndSeq
+	}
+	return 0
+}
+
+// Drain is the emptying of a runner and what came of it.
+type Drain struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Started  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started,proto3" json:"started,omitempty"`
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// At the deadline: leave what runs alone, instead of cancelling it.
+	LeaveRunning bool `protobuf:"varint,4,opt,name=leave_running,json=leaveRunning,proto3" json:"leave_running,omitempty"`
+	// Set at the end.
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=ended,proto3" json:"ended,omitempty"`
+	Cancelled     uint32                 `protobuf:"varint,6,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Left          uint32                 `protobuf:"varint,7,opt,name=left,proto3" json:"left,omitempty"`
+	Detail        string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drain) Reset() {
+	*x = Drain{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drain) ProtoMessage() {}
+
+func (x *Drain) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drain.ProtoReflect.Descriptor instead.
+func (*Drain) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Drain) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Drain) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Drain) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *Drain) GetLeaveRunning() bool {
+	if x != nil {
+		return x.LeaveRunning
+	}
+	return false
+}
+
+func (x *Drain) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Drain) GetCancelled() uint32 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *Drain) GetLeft() uint32 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *Drain) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 type Agent struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1490,13 +3473,16 @@ type Agent struct {
 	Created *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created,proto3" json:"created,omitempty"`
 	// Runner that calls without a runner go to.
 	DefaultRunner string `protobuf:"bytes,4,opt,name=default_runner,json=defaultRunner,proto3" json:"default_runner,omitempty"`
+	// The agent that this one is a child of.
+	Parent        string                 `protobuf:"bytes,20,opt,name=parent,proto3" json:"parent,omitempty"`
+	Archived      *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=archived,proto3" json:"archived,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +3494,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[19]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +3507,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{19}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Agent) GetName() string {
@@ -1552,6 +3538,272 @@ func (x *Agent) GetDefaultRunner() string {
 	return ""
 }
 
+func (x *Agent) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *Agent) GetArchived() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Archived
+	}
+	return nil
+}
+
+// Timer is one pending reminder.
+type Timer struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Agent   string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	Due     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=due,proto3" json:"due,omitempty"`
+	Message string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// Its end cancels the timer.
+	ExecutionId   string                 `protobuf:"bytes,5,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Timer) Reset() {
+	*x = Timer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Timer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Timer) ProtoMessage() {}
+
+func (x *Timer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Timer.ProtoReflect.Descriptor instead.
+func (*Timer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *Timer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Timer) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Timer) GetDue() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Due
+	}
+	return nil
+}
+
+func (x *Timer) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Timer) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *Timer) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+// Inbox counts an agent's entries.
+type Inbox struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Number of the newest entry, ever.
+	Last uint64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// Entries up to this one were acknowledged.
+	Acknowledged uint64 `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// Entries that were removed unread since there were too many, ever.
+	Dropped       uint64 `protobuf:"varint,4,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Entries       uint32 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Inbox) Reset() {
+	*x = Inbox{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Inbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Inbox) ProtoMessage() {}
+
+func (x *Inbox) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Inbox.ProtoReflect.Descriptor instead.
+func (*Inbox) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *Inbox) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Inbox) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *Inbox) GetAcknowledged() uint64 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *Inbox) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *Inbox) GetEntries() uint32 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+type InboxEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Seq   uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	Time  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	// "execution_end", "timer" or "transfer_end".
+	Kind string `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
+	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	// What it is about: the execution, timer or transfer.
+	Id            string `protobuf:"bytes,6,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InboxEntry) Reset() {
+	*x = InboxEntry{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InboxEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InboxEntry) ProtoMessage() {}
+
+func (x *InboxEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InboxEntry.ProtoReflect.Descriptor instead.
+func (*InboxEntry) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *InboxEntry) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *InboxEntry) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *InboxEntry) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *InboxEntry) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *InboxEntry) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *InboxEntry) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 type Token struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1566,13 +3818,21 @@ type Token struct {
 	Revoked     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=revoked,proto3" json:"revoked,omitempty"`
 	// Network policies that an agent's token may name.
 	NetworkPolicies []string `protobuf:"bytes,10,rep,name=network_policies,json=networkPolicies,proto3" json:"network_policies,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Empty: all.
+	Permissions []string `protobuf:"bytes,20,rep,name=permissions,proto3" json:"permissions,omitempty"`
+	// Names or patterns of runners; empty: all.
+	Runners []string `protobuf:"bytes,21,rep,name=runners,proto3" json:"runners,omitempty"`
+	// Token that minted this one.
+	Parent string `protobuf:"bytes,22,opt,name=parent,proto3" json:"parent,omitempty"`
+	// Tokens above this one.
+	Depth         uint32 `protobuf:"varint,23,opt,name=depth,proto3" json:"depth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +3844,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[20]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +3857,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{20}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Token) GetId() string {
@@ -1670,6 +3930,34 @@ func (x *Token) GetNetworkPolicies() []string {
 	return nil
 }
 
+func (x *Token) GetPermissions() []string {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
+func (x *Token) GetRunners() []string {
+	if x != nil {
+		return x.Runners
+	}
+	return nil
+}
+
+func (x *Token) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *Token) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
 type Workspace struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1678,6 +3966,8 @@ type Workspace struct {
 	Epoch   uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Head    *Head                  `protobuf:"bytes,5,opt,name=head,proto3" json:"head,omitempty"`
 	Created *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	// Its runner was removed.
+	Lost bool `protobuf:"varint,20,opt,name=lost,proto3" json:"lost,omitempty"`
 	// "none", "on_commit", "interval"; empty: as configured.
 	ReplicationPolicy    string   `protobuf:"bytes,40,opt,name=replication_policy,json=replicationPolicy,proto3" json:"replication_policy,omitempty"`
 	ReplicationIntervalS uint32   `protobuf:"varint,41,opt,name=replication_interval_s,json=replicationIntervalS,proto3" json:"replication_interval_s,omitempty"`
@@ -1691,7 +3981,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +3993,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[21]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +4006,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{21}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Workspace) GetId() string {
@@ -1759,6 +4049,13 @@ func (x *Workspace) GetCreated() *timestamppb.Timestamp {
 		return x.Created
 	}
 	return nil
+}
+
+func (x *Workspace) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
 }
 
 func (x *Workspace) GetReplicationPolicy() string {
@@ -1812,7 +4109,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +4121,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[22]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +4134,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{22}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Replica) GetRunner() string {
@@ -1904,7 +4201,7 @@ type Branch struct {
 
 func (x *Branch) Reset() {
 	*x = Branch{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +4213,7 @@ func (x *Branch) String() string {
 func (*Branch) ProtoMessage() {}
 
 func (x *Branch) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[23]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +4226,7 @@ func (x *Branch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Branch.ProtoReflect.Descriptor instead.
 func (*Branch) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{23}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Branch) GetId() string {
@@ -2022,7 +4319,7 @@ type GrantKey struct {
 
 func (x *GrantKey) Reset() {
 	*x = GrantKey{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +4331,7 @@ func (x *GrantKey) String() string {
 func (*GrantKey) ProtoMessage() {}
 
 func (x *GrantKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[24]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +4344,7 @@ func (x *GrantKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantKey.ProtoReflect.Descriptor instead.
 func (*GrantKey) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{24}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GrantKey) GetSeed() []byte {
@@ -2105,7 +4402,7 @@ type Transfer struct {
 
 func (x *Transfer) Reset() {
 	*x = Transfer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +4414,7 @@ func (x *Transfer) String() string {
 func (*Transfer) ProtoMessage() {}
 
 func (x *Transfer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[25]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +4427,7 @@ func (x *Transfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
 func (*Transfer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{25}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Transfer) GetId() string {
@@ -2318,7 +4615,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +4627,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[26]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +4640,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{26}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Mapping) GetSource() string {
@@ -2374,7 +4671,7 @@ type Counts struct {
 
 func (x *Counts) Reset() {
 	*x = Counts{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +4683,7 @@ func (x *Counts) String() string {
 func (*Counts) ProtoMessage() {}
 
 func (x *Counts) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[27]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +4696,7 @@ func (x *Counts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counts.ProtoReflect.Descriptor instead.
 func (*Counts) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{27}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Counts) GetPending() uint64 {
@@ -2457,7 +4754,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2469,7 +4766,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[28]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2482,7 +4779,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{28}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Applied) GetId() string {
@@ -2524,6 +4821,13 @@ type Answer struct {
 	//	*Answer_Workspace
 	//	*Answer_Cluster
 	//	*Answer_Heads
+	//	*Answer_Member
+	//	*Answer_Holder
+	//	*Answer_Authority
+	//	*Answer_JoinToken
+	//	*Answer_Agent
+	//	*Answer_Timer
+	//	*Answer_Counted
 	//	*Answer_Transfer
 	//	*Answer_Branch
 	Result        isAnswer_Result `protobuf_oneof:"result"`
@@ -2533,7 +4837,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +4849,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[29]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +4862,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{29}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -2622,6 +4926,69 @@ func (x *Answer) GetHeads() *HeadsUpdated {
 	return nil
 }
 
+func (x *Answer) GetMember() *Member {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Member); ok {
+			return x.Member
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetHolder() *CertificateHolder {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Holder); ok {
+			return x.Holder
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetAuthority() *Authority {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Authority); ok {
+			return x.Authority
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetJoinToken() *JoinToken {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_JoinToken); ok {
+			return x.JoinToken
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetAgent() *Agent {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Agent); ok {
+			return x.Agent
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetTimer() *Timer {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Timer); ok {
+			return x.Timer
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetCounted() *Counted {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Counted); ok {
+			return x.Counted
+		}
+	}
+	return nil
+}
+
 func (x *Answer) GetTransfer() *Transfer {
 	if x != nil {
 		if x, ok := x.Result.(*Answer_Transfer); ok {
@@ -2669,6 +5036,34 @@ type Answer_Heads struct {
 	Heads *HeadsUpdated `protobuf:"bytes,6,opt,name=heads,proto3,oneof"`
 }
 
+type Answer_Member struct {
+	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
+}
+
+type Answer_Holder struct {
+	Holder *CertificateHolder `protobuf:"bytes,15,opt,name=holder,proto3,oneof"`
+}
+
+type Answer_Authority struct {
+	Authority *Authority `protobuf:"bytes,16,opt,name=authority,proto3,oneof"`
+}
+
+type Answer_JoinToken struct {
+	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
+}
+
+type Answer_Agent struct {
+	Agent *Agent `protobuf:"bytes,20,opt,name=agent,proto3,oneof"`
+}
+
+type Answer_Timer struct {
+	Timer *Timer `protobuf:"bytes,21,opt,name=timer,proto3,oneof"`
+}
+
+type Answer_Counted struct {
+	Counted *Counted `protobuf:"bytes,22,opt,name=counted,proto3,oneof"`
+}
+
 type Answer_Transfer struct {
 	Transfer *Transfer `protobuf:"bytes,30,opt,name=transfer,proto3,oneof"`
 }
@@ -2689,9 +5084,68 @@ func (*Answer_Cluster) isAnswer_Result() {}
 
 func (*Answer_Heads) isAnswer_Result() {}
 
+func (*Answer_Member) isAnswer_Result() {}
+
+func (*Answer_Holder) isAnswer_Result() {}
+
+func (*Answer_Authority) isAnswer_Result() {}
+
+func (*Answer_JoinToken) isAnswer_Result() {}
+
+func (*Answer_Agent) isAnswer_Result() {}
+
+func (*Answer_Timer) isAnswer_Result() {}
+
+func (*Answer_Counted) isAnswer_Result() {}
+
 func (*Answer_Transfer) isAnswer_Result() {}
 
 func (*Answer_Branch) isAnswer_Result() {}
+
+// Counted is how many records a command changed.
+type Counted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changed       uint32                 `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Counted) Reset() {
+	*x = Counted{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Counted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Counted) ProtoMessage() {}
+
+func (x *Counted) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Counted.ProtoReflect.Descriptor instead.
+func (*Counted) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *Counted) GetChanged() uint32 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
 
 // Failure is a refusal that every node decides alike.
 type Failure struct {
@@ -2706,7 +5160,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2718,7 +5172,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2731,7 +5185,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Failure) GetReason() string {
@@ -2766,7 +5220,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +5232,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +5245,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -2819,6 +5273,13 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Token
 	//	*SnapshotRecord_Workspace
 	//	*SnapshotRecord_Applied
+	//	*SnapshotRecord_Member
+	//	*SnapshotRecord_Holder
+	//	*SnapshotRecord_Authority
+	//	*SnapshotRecord_JoinToken
+	//	*SnapshotRecord_Timer
+	//	*SnapshotRecord_Inbox
+	//	*SnapshotRecord_InboxEntry
 	//	*SnapshotRecord_Transfer
 	//	*SnapshotRecord_Branch
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
@@ -2828,7 +5289,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +5301,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +5314,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -2917,6 +5378,69 @@ func (x *SnapshotRecord) GetApplied() *Applied {
 	return nil
 }
 
+func (x *SnapshotRecord) GetMember() *Member {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Member); ok {
+			return x.Member
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetHolder() *CertificateHolder {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Holder); ok {
+			return x.Holder
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetAuthority() *Authority {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Authority); ok {
+			return x.Authority
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetJoinToken() *JoinToken {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_JoinToken); ok {
+			return x.JoinToken
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetTimer() *Timer {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Timer); ok {
+			return x.Timer
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetInbox() *Inbox {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Inbox); ok {
+			return x.Inbox
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetInboxEntry() *InboxEntry {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_InboxEntry); ok {
+			return x.InboxEntry
+		}
+	}
+	return nil
+}
+
 func (x *SnapshotRecord) GetTransfer() *Transfer {
 	if x != nil {
 		if x, ok := x.Record.(*SnapshotRecord_Transfer); ok {
@@ -2963,6 +5487,34 @@ type SnapshotRecord_Applied struct {
 	Applied *Applied `protobuf:"bytes,6,opt,name=applied,proto3,oneof"`
 }
 
+type SnapshotRecord_Member struct {
+	Member *Member `protobuf:"bytes,10,opt,name=member,proto3,oneof"`
+}
+
+type SnapshotRecord_Holder struct {
+	Holder *CertificateHolder `protobuf:"bytes,15,opt,name=holder,proto3,oneof"`
+}
+
+type SnapshotRecord_Authority struct {
+	Authority *Authority `protobuf:"bytes,16,opt,name=authority,proto3,oneof"`
+}
+
+type SnapshotRecord_JoinToken struct {
+	JoinToken *JoinToken `protobuf:"bytes,17,opt,name=join_token,json=joinToken,proto3,oneof"`
+}
+
+type SnapshotRecord_Timer struct {
+	Timer *Timer `protobuf:"bytes,20,opt,name=timer,proto3,oneof"`
+}
+
+type SnapshotRecord_Inbox struct {
+	Inbox *Inbox `protobuf:"bytes,21,opt,name=inbox,proto3,oneof"`
+}
+
+type SnapshotRecord_InboxEntry struct {
+	InboxEntry *InboxEntry `protobuf:"bytes,22,opt,name=inbox_entry,json=inboxEntry,proto3,oneof"`
+}
+
 type SnapshotRecord_Transfer struct {
 	Transfer *Transfer `protobuf:"bytes,30,opt,name=transfer,proto3,oneof"`
 }
@@ -2983,6 +5535,20 @@ func (*SnapshotRecord_Workspace) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Applied) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Member) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Holder) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Authority) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_JoinToken) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Timer) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Inbox) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_InboxEntry) isSnapshotRecord_Record() {}
+
 func (*SnapshotRecord_Transfer) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Branch) isSnapshotRecord_Record() {}
@@ -2992,6 +5558,8 @@ type SnapshotHeader struct {
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterId        string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NextRunnerNumber uint32                 `protobuf:"varint,3,opt,name=next_runner_number,json=nextRunnerNumber,proto3" json:"next_runner_number,omitempty"`
+	// The highest version of commands that all voters can apply; 0 means 1.
+	CommandVersion uint32 `protobuf:"varint,10,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
 	// Newest first, at most 3.
 	GrantKeys     []*GrantKey `protobuf:"bytes,30,rep,name=grant_keys,json=grantKeys,proto3" json:"grant_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3000,7 +5568,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +5580,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +5593,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -3049,6 +5617,13 @@ func (x *SnapshotHeader) GetNextRunnerNumber() uint32 {
 	return 0
 }
 
+func (x *SnapshotHeader) GetCommandVersion() uint32 {
+	if x != nil {
+		return x.CommandVersion
+	}
+	return 0
+}
+
 func (x *SnapshotHeader) GetGrantKeys() []*GrantKey {
 	if x != nil {
 		return x.GrantKeys
@@ -3060,7 +5635,7 @@ var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\t\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcc\x14\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -3070,7 +5645,32 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\fcreate_token\x18\x06 \x01(\v2\x1e.skerry.raftlog.v1.CreateTokenH\x00R\vcreateToken\x12C\n" +
 	"\frevoke_token\x18\a \x01(\v2\x1e.skerry.raftlog.v1.RevokeTokenH\x00R\vrevokeToken\x12O\n" +
 	"\x10assign_workspace\x18\b \x01(\v2\".skerry.raftlog.v1.AssignWorkspaceH\x00R\x0fassignWorkspace\x12C\n" +
-	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeads\x12L\n" +
+	"\fupdate_heads\x18\t \x01(\v2\x1e.skerry.raftlog.v1.UpdateHeadsH\x00R\vupdateHeads\x12=\n" +
+	"\n" +
+	"put_member\x18\n" +
+	" \x01(\v2\x1c.skerry.raftlog.v1.PutMemberH\x00R\tputMember\x12F\n" +
+	"\rremove_member\x18\v \x01(\v2\x1f.skerry.raftlog.v1.RemoveMemberH\x00R\fremoveMember\x12F\n" +
+	"\rraise_version\x18\f \x01(\v2\x1f.skerry.raftlog.v1.RaiseVersionH\x00R\fraiseVersion\x12@\n" +
+	"\vdeny_member\x18\x0e \x01(\v2\x1d.skerry.raftlog.v1.DenyMemberH\x00R\n" +
+	"denyMember\x12I\n" +
+	"\x0einit_authority\x18\x0f \x01(\v2 .skerry.raftlog.v1.InitAuthorityH\x00R\rinitAuthority\x12R\n" +
+	"\x11advance_authority\x18\x10 \x01(\v2#.skerry.raftlog.v1.AdvanceAuthorityH\x00R\x10advanceAuthority\x12P\n" +
+	"\x11create_join_token\x18\x11 \x01(\v2\".skerry.raftlog.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12P\n" +
+	"\x11revoke_join_token\x18\x12 \x01(\v2\".skerry.raftlog.v1.RevokeJoinTokenH\x00R\x0frevokeJoinToken\x12R\n" +
+	"\x11issue_certificate\x18\x13 \x01(\v2#.skerry.raftlog.v1.IssueCertificateH\x00R\x10issueCertificate\x12=\n" +
+	"\n" +
+	"mint_token\x18\x14 \x01(\v2\x1c.skerry.raftlog.v1.MintTokenH\x00R\tmintToken\x12C\n" +
+	"\fprune_tokens\x18\x15 \x01(\v2\x1e.skerry.raftlog.v1.PruneTokensH\x00R\vpruneTokens\x12F\n" +
+	"\rarchive_agent\x18\x16 \x01(\v2\x1f.skerry.raftlog.v1.ArchiveAgentH\x00R\farchiveAgent\x12L\n" +
+	"\x0fschedule_runner\x18\x17 \x01(\v2!.skerry.raftlog.v1.ScheduleRunnerH\x00R\x0escheduleRunner\x12F\n" +
+	"\rremove_runner\x18\x18 \x01(\v2\x1f.skerry.raftlog.v1.RemoveRunnerH\x00R\fremoveRunner\x12C\n" +
+	"\fcreate_timer\x18\x19 \x01(\v2\x1e.skerry.raftlog.v1.CreateTimerH\x00R\vcreateTimer\x12C\n" +
+	"\fcancel_timer\x18\x1a \x01(\v2\x1e.skerry.raftlog.v1.CancelTimerH\x00R\vcancelTimer\x12@\n" +
+	"\vfire_timers\x18\x1b \x01(\v2\x1d.skerry.raftlog.v1.FireTimersH\x00R\n" +
+	"fireTimers\x12@\n" +
+	"\vrecord_ends\x18\x1c \x01(\v2\x1d.skerry.raftlog.v1.RecordEndsH\x00R\n" +
+	"recordEnds\x12:\n" +
+	"\tack_inbox\x18\x1d \x01(\v2\x1b.skerry.raftlog.v1.AckInboxH\x00R\backInbox\x12L\n" +
 	"\x0fcreate_transfer\x18( \x01(\v2!.skerry.raftlog.v1.CreateTransferH\x00R\x0ecreateTransfer\x12L\n" +
 	"\x0fupdate_transfer\x18) \x01(\v2!.skerry.raftlog.v1.UpdateTransferH\x00R\x0eupdateTransfer\x12L\n" +
 	"\x0fcancel_transfer\x18* \x01(\v2!.skerry.raftlog.v1.CancelTransferH\x00R\x0ecancelTransfer\x12D\n" +
@@ -3082,7 +5682,22 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\vend_restore\x18/ \x01(\v2\x1d.skerry.raftlog.v1.EndRestoreH\x00R\n" +
 	"endRestore\x12L\n" +
 	"\x0fupdate_branches\x180 \x01(\v2!.skerry.raftlog.v1.UpdateBranchesH\x00R\x0eupdateBranchesB\x04\n" +
-	"\x02op\",\n" +
+	"\x02op\">\n" +
+	"\tPutMember\x121\n" +
+	"\x06member\x18\x01 \x01(\v2\x19.skerry.raftlog.v1.MemberR\x06member\"\"\n" +
+	"\fRemoveMember\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"(\n" +
+	"\fRaiseVersion\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\"\xa3\x02\n" +
+	"\x06Member\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
+	"\bendpoint\x18\x03 \x01(\tR\bendpoint\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12'\n" +
+	"\x0fcommand_version\x18\x05 \x01(\rR\x0ecommandVersion\x12 \n" +
+	"\vincarnation\x18\x06 \x01(\tR\vincarnation\x124\n" +
+	"\achanged\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x124\n" +
+	"\aremoved\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aremoved\",\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\"\xea\x01\n" +
@@ -3117,7 +5732,67 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x06parent\x18\x05 \x01(\tR\x06parent\x12\x16\n" +
 	"\x06commit\x18\x06 \x01(\tR\x06commit\x12\x14\n" +
 	"\x05state\x18\a \x01(\tR\x05state\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\"I\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"a\n" +
+	"\rInitAuthority\x121\n" +
+	"\x03key\x18\x01 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\"n\n" +
+	"\x10AdvanceAuthority\x12'\n" +
+	"\x0ffrom_generation\x18\x01 \x01(\x04R\x0efromGeneration\x121\n" +
+	"\x03key\x18\x02 \x01(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x03key\"E\n" +
+	"\x0fCreateJoinToken\x122\n" +
+	"\x05token\x18\x01 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenR\x05token\"!\n" +
+	"\x0fRevokeJoinToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x86\x01\n" +
+	"\x10IssueCertificate\x12<\n" +
+	"\x06holder\x18\x01 \x01(\v2$.skerry.raftlog.v1.CertificateHolderR\x06holder\x12\"\n" +
+	"\rjoin_token_id\x18\x02 \x01(\tR\vjoinTokenId\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\bR\x03own\"4\n" +
+	"\n" +
+	"DenyMember\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"^\n" +
+	"\tMintToken\x12.\n" +
+	"\x05token\x18\x01 \x01(\v2\x18.skerry.raftlog.v1.TokenR\x05token\x12!\n" +
+	"\fagent_parent\x18\x02 \x01(\tR\vagentParent\"W\n" +
+	"\vPruneTokens\x122\n" +
+	"\x06before\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x06before\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"\"\n" +
+	"\fArchiveAgent\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xa3\x01\n" +
+	"\x0eScheduleRunner\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bschedule\x18\x02 \x01(\tR\bschedule\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12.\n" +
+	"\x05drain\x18\x04 \x01(\v2\x18.skerry.raftlog.v1.DrainR\x05drain\x12\x19\n" +
+	"\bdrain_id\x18\x05 \x01(\tR\adrainId\"8\n" +
+	"\fRemoveRunner\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"=\n" +
+	"\vCreateTimer\x12.\n" +
+	"\x05timer\x18\x01 \x01(\v2\x18.skerry.raftlog.v1.TimerR\x05timer\"3\n" +
+	"\vCancelTimer\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\x1e\n" +
+	"\n" +
+	"FireTimers\x12\x10\n" +
+	"\x03ids\x18\x01 \x03(\tR\x03ids\"|\n" +
+	"\n" +
+	"RecordEnds\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x10\n" +
+	"\x03log\x18\x02 \x01(\tR\x03log\x12\x18\n" +
+	"\athrough\x18\x03 \x01(\x04R\athrough\x12*\n" +
+	"\x04ends\x18\x04 \x03(\v2\x16.skerry.raftlog.v1.EndR\x04ends\"\x8e\x01\n" +
+	"\x03End\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12!\n" +
+	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x12\x12\n" +
+	"\x04seen\x18\x06 \x01(\bR\x04seen\":\n" +
+	"\bAckInbox\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x18\n" +
+	"\athrough\x18\x02 \x01(\x04R\athrough\"I\n" +
 	"\x0eCreateTransfer\x127\n" +
 	"\btransfer\x18\x01 \x01(\v2\x1b.skerry.raftlog.v1.TransferR\btransfer\"\x8c\x02\n" +
 	"\x0eUpdateTransfer\x12\x0e\n" +
@@ -3159,7 +5834,40 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x04head\x18\x03 \x01(\v2\x17.skerry.raftlog.v1.HeadR\x04head\"W\n" +
 	"\x0eUpdateBranches\x12\x16\n" +
 	"\x06runner\x18\x01 \x01(\tR\x06runner\x12-\n" +
-	"\x05heads\x18\x02 \x03(\v2\x17.skerry.raftlog.v1.HeadR\x05heads\"\xbe\x02\n" +
+	"\x05heads\x18\x02 \x03(\v2\x17.skerry.raftlog.v1.HeadR\x05heads\"B\n" +
+	"\fAuthorityKey\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"\xac\x01\n" +
+	"\tAuthority\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05phase\x18\x02 \x01(\tR\x05phase\x123\n" +
+	"\x04keys\x18\x03 \x03(\v2\x1f.skerry.raftlog.v1.AuthorityKeyR\x04keys\x124\n" +
+	"\achanged\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\achanged\"\xdd\x02\n" +
+	"\tJoinToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x124\n" +
+	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
+	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
+	"\arevoked\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12.\n" +
+	"\x04used\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x04used\x12\x17\n" +
+	"\aused_by\x18\t \x01(\tR\x06usedBy\x12\x19\n" +
+	"\bused_key\x18\n" +
+	" \x01(\fR\ausedKey\"\xa3\x02\n" +
+	"\x11CertificateHolder\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06serial\x18\x03 \x01(\tR\x06serial\x122\n" +
+	"\x06issued\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x06issued\x124\n" +
+	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x06 \x01(\x04R\n" +
+	"generation\x12\x10\n" +
+	"\x03key\x18\a \x01(\fR\x03key\x122\n" +
+	"\x06denied\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x06denied\"\xe5\x03\n" +
 	"\x06Runner\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -3168,15 +5876,52 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x04tier\x18\x05 \x01(\tR\x04tier\x12=\n" +
 	"\x06labels\x18\x06 \x03(\v2%.skerry.raftlog.v1.Runner.LabelsEntryR\x06labels\x12\x14\n" +
 	"\x05slots\x18\a \x01(\rR\x05slots\x124\n" +
-	"\achanged\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1a9\n" +
+	"\achanged\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12\x1a\n" +
+	"\bschedule\x18\x14 \x01(\tR\bschedule\x12'\n" +
+	"\x0fschedule_reason\x18\x15 \x01(\tR\x0escheduleReason\x12.\n" +
+	"\x05drain\x18\x16 \x01(\v2\x18.skerry.raftlog.v1.DrainR\x05drain\x12\x17\n" +
+	"\aend_log\x18\x17 \x01(\tR\x06endLog\x12\x17\n" +
+	"\aend_seq\x18\x18 \x01(\x04R\x06endSeq\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x92\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\x02\n" +
+	"\x05Drain\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
+	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x126\n" +
+	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12#\n" +
+	"\rleave_running\x18\x04 \x01(\bR\fleaveRunning\x120\n" +
+	"\x05ended\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x1c\n" +
+	"\tcancelled\x18\x06 \x01(\rR\tcancelled\x12\x12\n" +
+	"\x04left\x18\a \x01(\rR\x04left\x12\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"\xe2\x01\n" +
 	"\x05Agent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x124\n" +
 	"\acreated\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12%\n" +
-	"\x0edefault_runner\x18\x04 \x01(\tR\rdefaultRunner\"\xe2\x02\n" +
+	"\x0edefault_runner\x18\x04 \x01(\tR\rdefaultRunner\x12\x16\n" +
+	"\x06parent\x18\x14 \x01(\tR\x06parent\x126\n" +
+	"\barchived\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\barchived\"\xce\x01\n" +
+	"\x05Timer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12,\n" +
+	"\x03due\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x03due\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12!\n" +
+	"\fexecution_id\x18\x05 \x01(\tR\vexecutionId\x124\n" +
+	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"\x89\x01\n" +
+	"\x05Inbox\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x04R\x04last\x12\"\n" +
+	"\facknowledged\x18\x03 \x01(\x04R\facknowledged\x12\x18\n" +
+	"\adropped\x18\x04 \x01(\x04R\adropped\x12\x18\n" +
+	"\aentries\x18\x05 \x01(\rR\aentries\"\x9c\x01\n" +
+	"\n" +
+	"InboxEntry\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12.\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x12\x0e\n" +
+	"\x02id\x18\x06 \x01(\tR\x02id\"\xcc\x03\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04hash\x18\x02 \x01(\fR\x04hash\x12\x12\n" +
@@ -3188,14 +5933,19 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\aexpires\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
 	"\arevoked\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12)\n" +
 	"\x10network_policies\x18\n" +
-	" \x03(\tR\x0fnetworkPolicies\"\xc2\x03\n" +
+	" \x03(\tR\x0fnetworkPolicies\x12 \n" +
+	"\vpermissions\x18\x14 \x03(\tR\vpermissions\x12\x18\n" +
+	"\arunners\x18\x15 \x03(\tR\arunners\x12\x16\n" +
+	"\x06parent\x18\x16 \x01(\tR\x06parent\x12\x14\n" +
+	"\x05depth\x18\x17 \x01(\rR\x05depth\"\xd6\x03\n" +
 	"\tWorkspace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
 	"\x06runner\x18\x03 \x01(\tR\x06runner\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12+\n" +
 	"\x04head\x18\x05 \x01(\v2\x17.skerry.raftlog.v1.HeadR\x04head\x124\n" +
-	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12-\n" +
+	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x12\n" +
+	"\x04lost\x18\x14 \x01(\bR\x04lost\x12-\n" +
 	"\x12replication_policy\x18( \x01(\tR\x11replicationPolicy\x124\n" +
 	"\x16replication_interval_s\x18) \x01(\rR\x14replicationIntervalS\x12-\n" +
 	"\x12replication_target\x18* \x01(\tR\x11replicationTarget\x124\n" +
@@ -3266,39 +6016,62 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xd7\x03\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xe5\x06\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05token\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x04 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x12=\n" +
 	"\acluster\x18\x05 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\acluster\x127\n" +
-	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x129\n" +
+	"\x05heads\x18\x06 \x01(\v2\x1f.skerry.raftlog.v1.HeadsUpdatedH\x00R\x05heads\x123\n" +
+	"\x06member\x18\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06member\x12>\n" +
+	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
+	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
+	"\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinToken\x120\n" +
+	"\x05agent\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
+	"\x05timer\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x126\n" +
+	"\acounted\x18\x16 \x01(\v2\x1a.skerry.raftlog.v1.CountedH\x00R\acounted\x129\n" +
 	"\btransfer\x18\x1e \x01(\v2\x1b.skerry.raftlog.v1.TransferH\x00R\btransfer\x123\n" +
 	"\x06branch\x18\x1f \x01(\v2\x19.skerry.raftlog.v1.BranchH\x00R\x06branchB\b\n" +
-	"\x06result\"Q\n" +
+	"\x06result\"#\n" +
+	"\aCounted\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\rR\achanged\"Q\n" +
 	"\aFailure\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\xd6\x03\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xee\x06\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
 	"\x05agent\x18\x03 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
 	"\x05token\x18\x04 \x01(\v2\x18.skerry.raftlog.v1.TokenH\x00R\x05token\x12<\n" +
 	"\tworkspace\x18\x05 \x01(\v2\x1c.skerry.raftlog.v1.WorkspaceH\x00R\tworkspace\x126\n" +
-	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x129\n" +
+	"\aapplied\x18\x06 \x01(\v2\x1a.skerry.raftlog.v1.AppliedH\x00R\aapplied\x123\n" +
+	"\x06member\x18\n" +
+	" \x01(\v2\x19.skerry.raftlog.v1.MemberH\x00R\x06member\x12>\n" +
+	"\x06holder\x18\x0f \x01(\v2$.skerry.raftlog.v1.CertificateHolderH\x00R\x06holder\x12<\n" +
+	"\tauthority\x18\x10 \x01(\v2\x1c.skerry.raftlog.v1.AuthorityH\x00R\tauthority\x12=\n" +
+	"\n" +
+	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinToken\x120\n" +
+	"\x05timer\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x120\n" +
+	"\x05inbox\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.InboxH\x00R\x05inbox\x12@\n" +
+	"\vinbox_entry\x18\x16 \x01(\v2\x1d.skerry.raftlog.v1.InboxEntryH\x00R\n" +
+	"inboxEntry\x129\n" +
 	"\btransfer\x18\x1e \x01(\v2\x1b.skerry.raftlog.v1.TransferH\x00R\btransfer\x123\n" +
 	"\x06branch\x18\x1f \x01(\v2\x19.skerry.raftlog.v1.BranchH\x00R\x06branchB\b\n" +
-	"\x06record\"\xb3\x01\n" +
+	"\x06record\"\xdc\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12,\n" +
-	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumber\x12:\n" +
+	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumber\x12'\n" +
+	"\x0fcommand_version\x18\n" +
+	" \x01(\rR\x0ecommandVersion\x12:\n" +
 	"\n" +
 	"grant_keys\x18\x1e \x03(\v2\x1b.skerry.raftlog.v1.GrantKeyR\tgrantKeysB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
 
@@ -3314,114 +6087,206 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
-	(*InitCluster)(nil),           // 1: skerry.raftlog.v1.InitCluster
-	(*RegisterRunner)(nil),        // 2: skerry.raftlog.v1.RegisterRunner
-	(*SetRunnerState)(nil),        // 3: skerry.raftlog.v1.SetRunnerState
-	(*CreateToken)(nil),           // 4: skerry.raftlog.v1.CreateToken
-	(*RevokeToken)(nil),           // 5: skerry.raftlog.v1.RevokeToken
-	(*AssignWorkspace)(nil),       // 6: skerry.raftlog.v1.AssignWorkspace
-	(*UpdateHeads)(nil),           // 7: skerry.raftlog.v1.UpdateHeads
-	(*Head)(nil),                  // 8: skerry.raftlog.v1.Head
-	(*CreateTransfer)(nil),        // 9: skerry.raftlog.v1.CreateTransfer
-	(*UpdateTransfer)(nil),        // 10: skerry.raftlog.v1.UpdateTransfer
-	(*CancelTransfer)(nil),        // 11: skerry.raftlog.v1.CancelTransfer
-	(*AddGrantKey)(nil),           // 12: skerry.raftlog.v1.AddGrantKey
-	(*SetReplication)(nil),        // 13: skerry.raftlog.v1.SetReplication
-	(*SetReplica)(nil),            // 14: skerry.raftlog.v1.SetReplica
-	(*ReassignWorkspace)(nil),     // 15: skerry.raftlog.v1.ReassignWorkspace
-	(*EndRestore)(nil),            // 16: skerry.raftlog.v1.EndRestore
-	(*UpdateBranches)(nil),        // 17: skerry.raftlog.v1.UpdateBranches
-	(*Runner)(nil),                // 18: skerry.raftlog.v1.Runner
-	(*Agent)(nil),                 // 19: skerry.raftlog.v1.Agent
-	(*Token)(nil),                 // 20: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 21: skerry.raftlog.v1.Workspace
-	(*Replica)(nil),               // 22: skerry.raftlog.v1.Replica
-	(*Branch)(nil),                // 23: skerry.raftlog.v1.Branch
-	(*GrantKey)(nil),              // 24: skerry.raftlog.v1.GrantKey
-	(*Transfer)(nil),              // 25: skerry.raftlog.v1.Transfer
-	(*Mapping)(nil),               // 26: skerry.raftlog.v1.Mapping
-	(*Counts)(nil),                // 27: skerry.raftlog.v1.Counts
-	(*Applied)(nil),               // 28: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 29: skerry.raftlog.v1.Answer
-	(*Failure)(nil),               // 30: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 31: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 32: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 33: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 34: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 35: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
+	(*PutMember)(nil),             // 1: skerry.raftlog.v1.PutMember
+	(*RemoveMember)(nil),          // 2: skerry.raftlog.v1.RemoveMember
+	(*RaiseVersion)(nil),          // 3: skerry.raftlog.v1.RaiseVersion
+	(*Member)(nil),                // 4: skerry.raftlog.v1.Member
+	(*InitCluster)(nil),           // 5: skerry.raftlog.v1.InitCluster
+	(*RegisterRunner)(nil),        // 6: skerry.raftlog.v1.RegisterRunner
+	(*SetRunnerState)(nil),        // 7: skerry.raftlog.v1.SetRunnerState
+	(*CreateToken)(nil),           // 8: skerry.raftlog.v1.CreateToken
+	(*RevokeToken)(nil),           // 9: skerry.raftlog.v1.RevokeToken
+	(*AssignWorkspace)(nil),       // 10: skerry.raftlog.v1.AssignWorkspace
+	(*UpdateHeads)(nil),           // 11: skerry.raftlog.v1.UpdateHeads
+	(*Head)(nil),                  // 12: skerry.raftlog.v1.Head
+	(*InitAuthority)(nil),         // 13: skerry.raftlog.v1.InitAuthority
+	(*AdvanceAuthority)(nil),      // 14: skerry.raftlog.v1.AdvanceAuthority
+	(*CreateJoinToken)(nil),       // 15: skerry.raftlog.v1.CreateJoinToken
+	(*RevokeJoinToken)(nil),       // 16: skerry.raftlog.v1.RevokeJoinToken
+	(*IssueCertificate)(nil),      // 17: skerry.raftlog.v1.IssueCertificate
+	(*DenyMember)(nil),            // 18: skerry.raftlog.v1.DenyMember
+	(*MintToken)(nil),             // 19: skerry.raftlog.v1.MintToken
+	(*PruneTokens)(nil),           // 20: skerry.raftlog.v1.PruneTokens
+	(*ArchiveAgent)(nil),          // 21: skerry.raftlog.v1.ArchiveAgent
+	(*ScheduleRunner)(nil),        // 22: skerry.raftlog.v1.ScheduleRunner
+	(*RemoveRunner)(nil),          // 23: skerry.raftlog.v1.RemoveRunner
+	(*CreateTimer)(nil),           // 24: skerry.raftlog.v1.CreateTimer
+	(*CancelTimer)(nil),           // 25: skerry.raftlog.v1.CancelTimer
+	(*FireTimers)(nil),            // 26: skerry.raftlog.v1.FireTimers
+	(*RecordEnds)(nil),            // 27: skerry.raftlog.v1.RecordEnds
+	(*End)(nil),                   // 28: skerry.raftlog.v1.End
+	(*AckInbox)(nil),              // 29: skerry.raftlog.v1.AckInbox
+	(*CreateTransfer)(nil),        // 30: skerry.raftlog.v1.CreateTransfer
+	(*UpdateTransfer)(nil),        // 31: skerry.raftlog.v1.UpdateTransfer
+	(*CancelTransfer)(nil),        // 32: skerry.raftlog.v1.CancelTransfer
+	(*AddGrantKey)(nil),           // 33: skerry.raftlog.v1.AddGrantKey
+	(*SetReplication)(nil),        // 34: skerry.raftlog.v1.SetReplication
+	(*SetReplica)(nil),            // 35: skerry.raftlog.v1.SetReplica
+	(*ReassignWorkspace)(nil),     // 36: skerry.raftlog.v1.ReassignWorkspace
+	(*EndRestore)(nil),            // 37: skerry.raftlog.v1.EndRestore
+	(*UpdateBranches)(nil),        // 38: skerry.raftlog.v1.UpdateBranches
+	(*AuthorityKey)(nil),          // 39: skerry.raftlog.v1.AuthorityKey
+	(*Authority)(nil),             // 40: skerry.raftlog.v1.Authority
+	(*JoinToken)(nil),             // 41: skerry.raftlog.v1.JoinToken
+	(*CertificateHolder)(nil),     // 42: skerry.raftlog.v1.CertificateHolder
+	(*Runner)(nil),                // 43: skerry.raftlog.v1.Runner
+	(*Drain)(nil),                 // 44: skerry.raftlog.v1.Drain
+	(*Agent)(nil),                 // 45: skerry.raftlog.v1.Agent
+	(*Timer)(nil),                 // 46: skerry.raftlog.v1.Timer
+	(*Inbox)(nil),                 // 47: skerry.raftlog.v1.Inbox
+	(*InboxEntry)(nil),            // 48: skerry.raftlog.v1.InboxEntry
+	(*Token)(nil),                 // 49: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 50: skerry.raftlog.v1.Workspace
+	(*Replica)(nil),               // 51: skerry.raftlog.v1.Replica
+	(*Branch)(nil),                // 52: skerry.raftlog.v1.Branch
+	(*GrantKey)(nil),              // 53: skerry.raftlog.v1.GrantKey
+	(*Transfer)(nil),              // 54: skerry.raftlog.v1.Transfer
+	(*Mapping)(nil),               // 55: skerry.raftlog.v1.Mapping
+	(*Counts)(nil),                // 56: skerry.raftlog.v1.Counts
+	(*Applied)(nil),               // 57: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 58: skerry.raftlog.v1.Answer
+	(*Counted)(nil),               // 59: skerry.raftlog.v1.Counted
+	(*Failure)(nil),               // 60: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 61: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 62: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 63: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 64: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 65: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	36, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
-	1,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
-	2,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
-	3,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
-	4,  // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
-	5,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
-	6,  // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
-	7,  // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
-	9,  // 8: skerry.raftlog.v1.Command.create_transfer:type_name -> skerry.raftlog.v1.CreateTransfer
-	10, // 9: skerry.raftlog.v1.Command.update_transfer:type_name -> skerry.raftlog.v1.UpdateTransfer
-	11, // 10: skerry.raftlog.v1.Command.cancel_transfer:type_name -> skerry.raftlog.v1.CancelTransfer
-	12, // 11: skerry.raftlog.v1.Command.add_grant_key:type_name -> skerry.raftlog.v1.AddGrantKey
-	13, // 12: skerry.raftlog.v1.Command.set_replication:type_name -> skerry.raftlog.v1.SetReplication
-	14, // 13: skerry.raftlog.v1.Command.set_replica:type_name -> skerry.raftlog.v1.SetReplica
-	15, // 14: skerry.raftlog.v1.Command.reassign_workspace:type_name -> skerry.raftlog.v1.ReassignWorkspace
-	16, // 15: skerry.raftlog.v1.Command.end_restore:type_name -> skerry.raftlog.v1.EndRestore
-	17, // 16: skerry.raftlog.v1.Command.update_branches:type_name -> skerry.raftlog.v1.UpdateBranches
-	34, // 17: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	20, // 18: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	8,  // 19: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	25, // 20: skerry.raftlog.v1.CreateTransfer.transfer:type_name -> skerry.raftlog.v1.Transfer
-	27, // 21: skerry.raftlog.v1.UpdateTransfer.counts:type_name -> skerry.raftlog.v1.Counts
-	24, // 22: skerry.raftlog.v1.AddGrantKey.key:type_name -> skerry.raftlog.v1.GrantKey
-	22, // 23: skerry.raftlog.v1.SetReplica.replica:type_name -> skerry.raftlog.v1.Replica
-	8,  // 24: skerry.raftlog.v1.EndRestore.head:type_name -> skerry.raftlog.v1.Head
-	8,  // 25: skerry.raftlog.v1.UpdateBranches.heads:type_name -> skerry.raftlog.v1.Head
-	35, // 26: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	36, // 27: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	36, // 28: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	36, // 29: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	36, // 30: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	36, // 31: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	8,  // 32: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	36, // 33: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	22, // 34: skerry.raftlog.v1.Workspace.replica:type_name -> skerry.raftlog.v1.Replica
-	22, // 35: skerry.raftlog.v1.Workspace.restore:type_name -> skerry.raftlog.v1.Replica
-	36, // 36: skerry.raftlog.v1.Replica.time:type_name -> google.protobuf.Timestamp
-	36, // 37: skerry.raftlog.v1.Branch.created:type_name -> google.protobuf.Timestamp
-	36, // 38: skerry.raftlog.v1.GrantKey.created:type_name -> google.protobuf.Timestamp
-	26, // 39: skerry.raftlog.v1.Transfer.mappings:type_name -> skerry.raftlog.v1.Mapping
-	27, // 40: skerry.raftlog.v1.Transfer.counts:type_name -> skerry.raftlog.v1.Counts
-	36, // 41: skerry.raftlog.v1.Transfer.created:type_name -> google.protobuf.Timestamp
-	36, // 42: skerry.raftlog.v1.Transfer.started:type_name -> google.protobuf.Timestamp
-	36, // 43: skerry.raftlog.v1.Transfer.ended:type_name -> google.protobuf.Timestamp
-	36, // 44: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	30, // 45: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	18, // 46: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	20, // 47: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	21, // 48: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	33, // 49: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	31, // 50: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	25, // 51: skerry.raftlog.v1.Answer.transfer:type_name -> skerry.raftlog.v1.Transfer
-	23, // 52: skerry.raftlog.v1.Answer.branch:type_name -> skerry.raftlog.v1.Branch
-	33, // 53: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	18, // 54: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	19, // 55: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	20, // 56: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	21, // 57: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	28, // 58: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	25, // 59: skerry.raftlog.v1.SnapshotRecord.transfer:type_name -> skerry.raftlog.v1.Transfer
-	23, // 60: skerry.raftlog.v1.SnapshotRecord.branch:type_name -> skerry.raftlog.v1.Branch
-	24, // 61: skerry.raftlog.v1.SnapshotHeader.grant_keys:type_name -> skerry.raftlog.v1.GrantKey
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	66,  // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	5,   // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
+	6,   // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
+	7,   // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
+	8,   // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
+	9,   // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
+	10,  // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
+	11,  // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
+	1,   // 8: skerry.raftlog.v1.Command.put_member:type_name -> skerry.raftlog.v1.PutMember
+	2,   // 9: skerry.raftlog.v1.Command.remove_member:type_name -> skerry.raftlog.v1.RemoveMember
+	3,   // 10: skerry.raftlog.v1.Command.raise_version:type_name -> skerry.raftlog.v1.RaiseVersion
+	18,  // 11: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
+	13,  // 12: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
+	14,  // 13: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
+	15,  // 14: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
+	16,  // 15: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
+	17,  // 16: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
+	19,  // 17: skerry.raftlog.v1.Command.mint_token:type_name -> skerry.raftlog.v1.MintToken
+	20,  // 18: skerry.raftlog.v1.Command.prune_tokens:type_name -> skerry.raftlog.v1.PruneTokens
+	21,  // 19: skerry.raftlog.v1.Command.archive_agent:type_name -> skerry.raftlog.v1.ArchiveAgent
+	22,  // 20: skerry.raftlog.v1.Command.schedule_runner:type_name -> skerry.raftlog.v1.ScheduleRunner
+	23,  // 21: skerry.raftlog.v1.Command.remove_runner:type_name -> skerry.raftlog.v1.RemoveRunner
+	24,  // 22: skerry.raftlog.v1.Command.create_timer:type_name -> skerry.raftlog.v1.CreateTimer
+	25,  // 23: skerry.raftlog.v1.Command.cancel_timer:type_name -> skerry.raftlog.v1.CancelTimer
+	26,  // 24: skerry.raftlog.v1.Command.fire_timers:type_name -> skerry.raftlog.v1.FireTimers
+	27,  // 25: skerry.raftlog.v1.Command.record_ends:type_name -> skerry.raftlog.v1.RecordEnds
+	29,  // 26: skerry.raftlog.v1.Command.ack_inbox:type_name -> skerry.raftlog.v1.AckInbox
+	30,  // 27: skerry.raftlog.v1.Command.create_transfer:type_name -> skerry.raftlog.v1.CreateTransfer
+	31,  // 28: skerry.raftlog.v1.Command.update_transfer:type_name -> skerry.raftlog.v1.UpdateTransfer
+	32,  // 29: skerry.raftlog.v1.Command.cancel_transfer:type_name -> skerry.raftlog.v1.CancelTransfer
+	33,  // 30: skerry.raftlog.v1.Command.add_grant_key:type_name -> skerry.raftlog.v1.AddGrantKey
+	34,  // 31: skerry.raftlog.v1.Command.set_replication:type_name -> skerry.raftlog.v1.SetReplication
+	35,  // 32: skerry.raftlog.v1.Command.set_replica:type_name -> skerry.raftlog.v1.SetReplica
+	36,  // 33: skerry.raftlog.v1.Command.reassign_workspace:type_name -> skerry.raftlog.v1.ReassignWorkspace
+	37,  // 34: skerry.raftlog.v1.Command.end_restore:type_name -> skerry.raftlog.v1.EndRestore
+	38,  // 35: skerry.raftlog.v1.Command.update_branches:type_name -> skerry.raftlog.v1.UpdateBranches
+	4,   // 36: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
+	66,  // 37: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
+	66,  // 38: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
+	64,  // 39: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	49,  // 40: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	12,  // 41: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	39,  // 42: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	39,  // 43: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	41,  // 44: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
+	42,  // 45: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	49,  // 46: skerry.raftlog.v1.MintToken.token:type_name -> skerry.raftlog.v1.Token
+	66,  // 47: skerry.raftlog.v1.PruneTokens.before:type_name -> google.protobuf.Timestamp
+	44,  // 48: skerry.raftlog.v1.ScheduleRunner.drain:type_name -> skerry.raftlog.v1.Drain
+	46,  // 49: skerry.raftlog.v1.CreateTimer.timer:type_name -> skerry.raftlog.v1.Timer
+	28,  // 50: skerry.raftlog.v1.RecordEnds.ends:type_name -> skerry.raftlog.v1.End
+	54,  // 51: skerry.raftlog.v1.CreateTransfer.transfer:type_name -> skerry.raftlog.v1.Transfer
+	56,  // 52: skerry.raftlog.v1.UpdateTransfer.counts:type_name -> skerry.raftlog.v1.Counts
+	53,  // 53: skerry.raftlog.v1.AddGrantKey.key:type_name -> skerry.raftlog.v1.GrantKey
+	51,  // 54: skerry.raftlog.v1.SetReplica.replica:type_name -> skerry.raftlog.v1.Replica
+	12,  // 55: skerry.raftlog.v1.EndRestore.head:type_name -> skerry.raftlog.v1.Head
+	12,  // 56: skerry.raftlog.v1.UpdateBranches.heads:type_name -> skerry.raftlog.v1.Head
+	39,  // 57: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
+	66,  // 58: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
+	66,  // 59: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
+	66,  // 60: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
+	66,  // 61: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
+	66,  // 62: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
+	66,  // 63: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
+	66,  // 64: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
+	66,  // 65: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
+	65,  // 66: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	66,  // 67: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	44,  // 68: skerry.raftlog.v1.Runner.drain:type_name -> skerry.raftlog.v1.Drain
+	66,  // 69: skerry.raftlog.v1.Drain.started:type_name -> google.protobuf.Timestamp
+	66,  // 70: skerry.raftlog.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
+	66,  // 71: skerry.raftlog.v1.Drain.ended:type_name -> google.protobuf.Timestamp
+	66,  // 72: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	66,  // 73: skerry.raftlog.v1.Agent.archived:type_name -> google.protobuf.Timestamp
+	66,  // 74: skerry.raftlog.v1.Timer.due:type_name -> google.protobuf.Timestamp
+	66,  // 75: skerry.raftlog.v1.Timer.created:type_name -> google.protobuf.Timestamp
+	66,  // 76: skerry.raftlog.v1.InboxEntry.time:type_name -> google.protobuf.Timestamp
+	66,  // 77: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	66,  // 78: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	66,  // 79: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	12,  // 80: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	66,  // 81: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	51,  // 82: skerry.raftlog.v1.Workspace.replica:type_name -> skerry.raftlog.v1.Replica
+	51,  // 83: skerry.raftlog.v1.Workspace.restore:type_name -> skerry.raftlog.v1.Replica
+	66,  // 84: skerry.raftlog.v1.Replica.time:type_name -> google.protobuf.Timestamp
+	66,  // 85: skerry.raftlog.v1.Branch.created:type_name -> google.protobuf.Timestamp
+	66,  // 86: skerry.raftlog.v1.GrantKey.created:type_name -> google.protobuf.Timestamp
+	55,  // 87: skerry.raftlog.v1.Transfer.mappings:type_name -> skerry.raftlog.v1.Mapping
+	56,  // 88: skerry.raftlog.v1.Transfer.counts:type_name -> skerry.raftlog.v1.Counts
+	66,  // 89: skerry.raftlog.v1.Transfer.created:type_name -> google.protobuf.Timestamp
+	66,  // 90: skerry.raftlog.v1.Transfer.started:type_name -> google.protobuf.Timestamp
+	66,  // 91: skerry.raftlog.v1.Transfer.ended:type_name -> google.protobuf.Timestamp
+	66,  // 92: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	60,  // 93: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	43,  // 94: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	49,  // 95: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	50,  // 96: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	63,  // 97: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	61,  // 98: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	4,   // 99: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
+	42,  // 100: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	40,  // 101: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
+	41,  // 102: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	45,  // 103: skerry.raftlog.v1.Answer.agent:type_name -> skerry.raftlog.v1.Agent
+	46,  // 104: skerry.raftlog.v1.Answer.timer:type_name -> skerry.raftlog.v1.Timer
+	59,  // 105: skerry.raftlog.v1.Answer.counted:type_name -> skerry.raftlog.v1.Counted
+	54,  // 106: skerry.raftlog.v1.Answer.transfer:type_name -> skerry.raftlog.v1.Transfer
+	52,  // 107: skerry.raftlog.v1.Answer.branch:type_name -> skerry.raftlog.v1.Branch
+	63,  // 108: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	43,  // 109: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	45,  // 110: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	49,  // 111: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	50,  // 112: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	57,  // 113: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	4,   // 114: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
+	42,  // 115: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	40,  // 116: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
+	41,  // 117: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	46,  // 118: skerry.raftlog.v1.SnapshotRecord.timer:type_name -> skerry.raftlog.v1.Timer
+	47,  // 119: skerry.raftlog.v1.SnapshotRecord.inbox:type_name -> skerry.raftlog.v1.Inbox
+	48,  // 120: skerry.raftlog.v1.SnapshotRecord.inbox_entry:type_name -> skerry.raftlog.v1.InboxEntry
+	54,  // 121: skerry.raftlog.v1.SnapshotRecord.transfer:type_name -> skerry.raftlog.v1.Transfer
+	52,  // 122: skerry.raftlog.v1.SnapshotRecord.branch:type_name -> skerry.raftlog.v1.Branch
+	53,  // 123: skerry.raftlog.v1.SnapshotHeader.grant_keys:type_name -> skerry.raftlog.v1.GrantKey
+	124, // [124:124] is the sub-list for method output_type
+	124, // [124:124] is the sub-list for method input_type
+	124, // [124:124] is the sub-list for extension type_name
+	124, // [124:124] is the sub-list for extension extendee
+	0,   // [0:124] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -3437,6 +6302,25 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_RevokeToken)(nil),
 		(*Command_AssignWorkspace)(nil),
 		(*Command_UpdateHeads)(nil),
+		(*Command_PutMember)(nil),
+		(*Command_RemoveMember)(nil),
+		(*Command_RaiseVersion)(nil),
+		(*Command_DenyMember)(nil),
+		(*Command_InitAuthority)(nil),
+		(*Command_AdvanceAuthority)(nil),
+		(*Command_CreateJoinToken)(nil),
+		(*Command_RevokeJoinToken)(nil),
+		(*Command_IssueCertificate)(nil),
+		(*Command_MintToken)(nil),
+		(*Command_PruneTokens)(nil),
+		(*Command_ArchiveAgent)(nil),
+		(*Command_ScheduleRunner)(nil),
+		(*Command_RemoveRunner)(nil),
+		(*Command_CreateTimer)(nil),
+		(*Command_CancelTimer)(nil),
+		(*Command_FireTimers)(nil),
+		(*Command_RecordEnds)(nil),
+		(*Command_AckInbox)(nil),
 		(*Command_CreateTransfer)(nil),
 		(*Command_UpdateTransfer)(nil),
 		(*Command_CancelTransfer)(nil),
@@ -3447,23 +6331,37 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_EndRestore)(nil),
 		(*Command_UpdateBranches)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[29].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[58].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
 		(*Answer_Workspace)(nil),
 		(*Answer_Cluster)(nil),
 		(*Answer_Heads)(nil),
+		(*Answer_Member)(nil),
+		(*Answer_Holder)(nil),
+		(*Answer_Authority)(nil),
+		(*Answer_JoinToken)(nil),
+		(*Answer_Agent)(nil),
+		(*Answer_Timer)(nil),
+		(*Answer_Counted)(nil),
 		(*Answer_Transfer)(nil),
 		(*Answer_Branch)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[32].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[62].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
 		(*SnapshotRecord_Token)(nil),
 		(*SnapshotRecord_Workspace)(nil),
 		(*SnapshotRecord_Applied)(nil),
+		(*SnapshotRecord_Member)(nil),
+		(*SnapshotRecord_Holder)(nil),
+		(*SnapshotRecord_Authority)(nil),
+		(*SnapshotRecord_JoinToken)(nil),
+		(*SnapshotRecord_Timer)(nil),
+		(*SnapshotRecord_Inbox)(nil),
+		(*SnapshotRecord_InboxEntry)(nil),
 		(*SnapshotRecord_Transfer)(nil),
 		(*SnapshotRecord_Branch)(nil),
 	}
@@ -3473,7 +6371,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

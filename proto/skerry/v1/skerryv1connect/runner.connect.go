@@ -44,6 +44,9 @@ const (
 	// RunnerControlServiceWatchWorkspacesProcedure is the fully-qualified name of the
 	// RunnerControlService's WatchWorkspaces RPC.
 	RunnerControlServiceWatchWorkspacesProcedure = "/skerry.v1.RunnerControlService/WatchWorkspaces"
+	// RunnerControlServiceRefreshCertificateProcedure is the fully-qualified name of the
+	// RunnerControlService's RefreshCertificate RPC.
+	RunnerControlServiceRefreshCertificateProcedure = "/skerry.v1.RunnerControlService/RefreshCertificate"
 )
 
 // RunnerServiceClient is a client for the skerry.v1.RunnerService service.
@@ -122,6 +125,9 @@ type RunnerControlServiceClient interface {
 	Attach(context.Context, *connect.Request[v1.AttachRequest]) (*connect.Response[v1.AttachResponse], error)
 	// WatchWorkspaces streams the state of every workspace of the runner, then each change.
 	WatchWorkspaces(context.Context, *connect.Request[v1.WatchWorkspacesRequest]) (*connect.ServerStreamForClient[v1.WatchWorkspacesResponse], error)
+	// RefreshCertificate has the runner ask for its next certificate now, since the
+	// cluster's authority has changed. It does not wait for that.
+	RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error)
 }
 
 // NewRunnerControlServiceClient constructs a client for the skerry.v1.RunnerControlService service.
@@ -147,13 +153,20 @@ func NewRunnerControlServiceClient(httpClient connect.HTTPClient, baseURL string
 			connect.WithSchema(runnerControlServiceMethods.ByName("WatchWorkspaces")),
 			connect.WithClientOptions(opts...),
 		),
+		refreshCertificate: connect.NewClient[v1.RefreshCertificateRequest, v1.RefreshCertificateResponse](
+			httpClient,
+			baseURL+RunnerControlServiceRefreshCertificateProcedure,
+			connect.WithSchema(runnerControlServiceMethods.ByName("RefreshCertificate")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // runnerControlServiceClient implements RunnerControlServiceClient.
 type runnerControlServiceClient struct {
-	attach          *connect.Client[v1.AttachRequest, v1.AttachResponse]
-	watchWorkspaces *connect.Client[v1.WatchWorkspacesRequest, v1.WatchWorkspacesResponse]
+	attach             *connect.Client[v1.AttachRequest, v1.AttachResponse]
+	watchWorkspaces    *connect.Client[v1.WatchWorkspacesRequest, v1.WatchWorkspacesResponse]
+	refreshCertificate *connect.Client[v1.RefreshCertificateRequest, v1.RefreshCertificateResponse]
 }
 
 // Attach calls skerry.v1.RunnerControlService.Attach.
@@ -166,12 +179,20 @@ func (c *runnerControlServiceClient) WatchWorkspaces(ctx context.Context, req *c
 	return c.watchWorkspaces.CallServerStream(ctx, req)
 }
 
+// RefreshCertificate calls skerry.v1.RunnerControlService.RefreshCertificate.
+func (c *runnerControlServiceClient) RefreshCertificate(ctx context.Context, req *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error) {
+	return c.refreshCertificate.CallUnary(ctx, req)
+}
+
 // RunnerControlServiceHandler is an implementation of the skerry.v1.RunnerControlService service.
 type RunnerControlServiceHandler interface {
 	// Attach is the coordinator's first call: it tells the runner its number.
 	Attach(context.Context, *connect.Request[v1.AttachRequest]) (*connect.Response[v1.AttachResponse], error)
 	// WatchWorkspaces streams the state of every workspace of the runner, then each change.
 	WatchWorkspaces(context.Context, *connect.Request[v1.WatchWorkspacesRequest], *connect.ServerStream[v1.WatchWorkspacesResponse]) error
+	// RefreshCertificate has the runner ask for its next certificate now, since the
+	// cluster's authority has changed. It does not wait for that.
+	RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error)
 }
 
 // NewRunnerControlServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -193,12 +214,20 @@ func NewRunnerControlServiceHandler(svc RunnerControlServiceHandler, opts ...con
 		connect.WithSchema(runnerControlServiceMethods.ByName("WatchWorkspaces")),
 		connect.WithHandlerOptions(opts...),
 	)
+	runnerControlServiceRefreshCertificateHandler := connect.NewUnaryHandler(
+		RunnerControlServiceRefreshCertificateProcedure,
+		svc.RefreshCertificate,
+		connect.WithSchema(runnerControlServiceMethods.ByName("RefreshCertificate")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skerry.v1.RunnerControlService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case RunnerControlServiceAttachProcedure:
 			runnerControlServiceAttachHandler.ServeHTTP(w, r)
 		case RunnerControlServiceWatchWorkspacesProcedure:
 			runnerControlServiceWatchWorkspacesHandler.ServeHTTP(w, r)
+		case RunnerControlServiceRefreshCertificateProcedure:
+			runnerControlServiceRefreshCertificateHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -214,4 +243,8 @@ func (UnimplementedRunnerControlServiceHandler) Attach(context.Context, *connect
 
 func (UnimplementedRunnerControlServiceHandler) WatchWorkspaces(context.Context, *connect.Request[v1.WatchWorkspacesRequest], *connect.ServerStream[v1.WatchWorkspacesResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.WatchWorkspaces is not implemented"))
+}
+
+func (UnimplementedRunnerControlServiceHandler) RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.RefreshCertificate is not implemented"))
 }
