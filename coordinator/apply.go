@@ -93,17 +93,20 @@ func shuttingDown() *problem.Error {
 // refusal is the API's form of what the state refused.
 func refusal(f *raftlogv1.Failure) *problem.Error {
 	codes := map[string]connect.Code{
-		problem.NotFound:         connect.CodeNotFound,
-		problem.NoRunner:         connect.CodeNotFound,
-		problem.AlreadyExists:    connect.CodeAlreadyExists,
-		problem.InvalidArgument:  connect.CodeInvalidArgument,
-		problem.LimitExceeded:    connect.CodeResourceExhausted,
-		problem.Unauthenticated:  connect.CodeUnauthenticated,
-		problem.PermissionDenied: connect.CodePermissionDenied,
-		problem.AuthorityChanged: connect.CodeAborted,
-		problem.AgentArchived:    connect.CodeFailedPrecondition,
-		problem.RunnerCordoned:   connect.CodeFailedPrecondition,
-		problem.RunnerInUse:      connect.CodeFailedPrecondition,
+		problem.NotFound:            connect.CodeNotFound,
+		problem.NoRunner:            connect.CodeNotFound,
+		problem.AlreadyExists:       connect.CodeAlreadyExists,
+		problem.InvalidArgument:     connect.CodeInvalidArgument,
+		problem.LimitExceeded:       connect.CodeResourceExhausted,
+		problem.Unauthenticated:     connect.CodeUnauthenticated,
+		problem.PermissionDenied:    connect.CodePermissionDenied,
+		problem.AuthorityChanged:    connect.CodeAborted,
+		problem.IdempotencyMismatch: connect.CodeAlreadyExists,
+		problem.Fenced:              connect.CodeAborted,
+		problem.ReplicaBehind:       connect.CodeFailedPrecondition,
+		problem.AgentArchived:       connect.CodeFailedPrecondition,
+		problem.RunnerCordoned:      connect.CodeFailedPrecondition,
+		problem.RunnerInUse:         connect.CodeFailedPrecondition,
 	}
 	code, ok := codes[f.GetReason()]
 	if !ok {

@@ -37,6 +37,7 @@ type Config struct {
 	// RunnerGrace is how long a runner whose link ended counts as up, in the hope
 	// that it dials again at once.
 	RunnerGrace config.Duration `yaml:"runner_grace"`
+	Replication Replication     `yaml:"replication"`
 	Log         config.Log      `yaml:"log"`
 }
 
@@ -106,6 +107,7 @@ func DefaultConfig() Config {
 		},
 		TLS:         TLS{Names: []string{}},
 		RunnerGrace: config.Duration(2 * time.Second),
+		Replication: defaultReplication(),
 		Log:         config.DefaultLog(),
 	}
 }
@@ -113,7 +115,7 @@ func DefaultConfig() Config {
 // Validate gives the first value that cannot be used, as a *config.FieldError.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.validateAddresses, c.validateRaft, c.validateLimits, func() error { return c.Log.Validate("log") },
+		c.validateAddresses, c.validateRaft, c.validateLimits, c.validateReplication, func() error { return c.Log.Validate("log") },
 	} {
 		if err := check(); err != nil {
 			return err

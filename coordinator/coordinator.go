@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,12 @@ type Coordinator struct {
 	handler  http.Handler
 	inFlight atomic.Int64
 	closing  atomic.Bool
+	endTasks func()
+}
+
+// transferTasks are what runs on the leader for transfers and workspaces that move.
+func (c *Coordinator) transferTasks() []func(context.Context) {
+	return []func(context.Context){c.keepGrantKeys, c.directTransfers, c.replicate, c.moveWorkspaces}
 }
 
 // New opens the state in cfg.DataDir and returns once this coordinator leads
@@ -64,6 +71,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Coordinator, error) {
 	c.handler = c.routes()
 	c.metrics.watch(c)
 	c.expectRunners()
+	c.startTasks()
 	return c, nil
 }
 
@@ -108,6 +116,16 @@ func (c *Coordinator) Close(ctx context.Context) error {
 	if c.closing.Swap(true) {
 		return nil
 	}
+	c.endTasks()
 	err := c.links.close(ctx)
 	return errors.Join(err, c.node.close())
+}
+
+func (c *Coordinator) startTasks() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	for _, task := range c.transferTasks() {
+		work.Go(func() { task(ctx) })
+	}
+	c.endTasks = func() { cancel(); work.Wait() }
 }

@@ -14,6 +14,8 @@ type metrics struct {
 	panics  prometheus.Counter
 	refused *prometheus.CounterVec
 	factory promauto.Factory
+	behind  prometheus.Gauge
+	oldest  prometheus.Gauge
 }
 
 // newMetrics registers with r; nil: with nobody.
@@ -24,6 +26,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	f := promauto.With(prometheus.WrapRegistererWithPrefix("skerry_coordinator_", r))
 	return &metrics{
 		factory: f,
+		behind:  f.NewGauge(prometheus.GaugeOpts{Name: "replicas_behind", Help: "Workspaces with a policy of replication whose head no other runner has, as of the leader's last look."}),
+		oldest:  f.NewGauge(prometheus.GaugeOpts{Name: "replica_oldest_seconds", Help: "Age of the oldest replica that is behind its workspace's head."}),
 		rpc: f.NewHistogramVec(prometheus.HistogramOpts{Name: "rpc_duration_seconds",
 			Help:    "Time to answer a call, waiting included, by method and result code.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}},
@@ -35,6 +39,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		refused: f.NewCounterVec(prometheus.CounterOpts{Name: "refused_calls_total",
 			Help: "Calls refused before a handler, by reason: unauthenticated, permission_denied, ..."}, []string{"reason"}),
 	}
+}
+
+// replicas notes how far replication is behind.
+func (m *metrics) replicas(behind int, oldest time.Duration) {
+	m.behind.Set(float64(behind))
+	m.oldest.Set(oldest.Seconds())
 }
 
 func (m *metrics) observe(method, code string, since time.Time) {

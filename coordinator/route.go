@@ -47,7 +47,7 @@ func (c *Coordinator) routeExecution(ctx context.Context, text string) (target, 
 	if runner == nil {
 		return target{}, missing
 	}
-	ws := view.WorkspaceOf(caller(ctx).subject, runner.GetName())
+	ws := workspaceAt(view, caller(ctx).subject, runner.GetName())
 	if ws == nil {
 		return target{}, missing
 	}
@@ -56,6 +56,9 @@ func (c *Coordinator) routeExecution(ctx context.Context, text string) (target, 
 
 // routeSelector finds, or makes, the workspace that a selector means.
 func (c *Coordinator) routeSelector(ctx context.Context, sel *skerryv1.WorkspaceSelector) (target, error) {
+	if sel.GetBranch() != "" {
+		return c.routeBranch(ctx, sel)
+	}
 	if sel.GetId() == "" {
 		return c.routeRunner(ctx, sel.GetRunner(), "workspace.runner")
 	}
@@ -147,6 +150,9 @@ func (c *Coordinator) placeAgent() (string, error) {
 
 // reach gives the live link of a workspace's runner.
 func (c *Coordinator) reach(ws *raftlogv1.Workspace) (target, error) {
+	if ws.GetRestore() != nil {
+		return target{}, moving(ws)
+	}
 	live := c.links.get(ws.GetRunner())
 	if live == nil || live.ended() {
 		return target{}, unreachable(ws.GetRunner())

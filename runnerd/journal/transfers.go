@@ -132,10 +132,20 @@ func scanTransfer(row scanner) (Transfer, error) {
 	return t, errors.Join(proto.Unmarshal(spec, t.Spec), proto.Unmarshal(status, t.Status))
 }
 
-// CancelTransfer records the wish to end a transfer.
-func (j *Journal) CancelTransfer(ctx context.Context, id string) error {
+// CancelTransfer records the wish to end a transfer. One that is not known is
+// recorded as cancelled, so that a call that begins it and comes late does not.
+func (j *Journal) CancelTransfer(ctx context.Context, id string, now time.Time) error {
+	spec, err := proto.Marshal(&skerryv1.RunTransferRequest{TransferId: id})
+	if err != nil {
+		return err
+	}
+	status, err := proto.Marshal(&skerryv1.TransferStatus{State: skerryv1.StateCancelled, Counts: &skerryv1.TransferCounts{}})
+	if err != nil {
+		return err
+	}
 	return j.update(ctx, func(tx *sql.Tx) error {
-		_, err := tx.Exec("UPDATE transfers SET cancel = 1 WHERE id = ? AND ended = 0", id)
+		_, err := tx.Exec(`INSERT INTO transfers (id, spec, status, ended, cancel, expanded) VALUES (?, ?, ?, ?, 1, 1)
+			ON CONFLICT (id) DO UPDATE SET cancel = 1 WHERE ended = 0`, id, spec, status, now.UnixMilli())
 		return err
 	})
 }

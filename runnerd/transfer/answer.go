@@ -76,7 +76,7 @@ func (j *job) await(ctx context.Context, wait time.Duration) (*skerryv1.Transfer
 
 // Stop cancels what is not written yet. It does not wait for the end.
 func (m *Manager) Stop(ctx context.Context, id string) (*skerryv1.TransferStatus, error) {
-	if err := m.journal.CancelTransfer(context.WithoutCancel(ctx), id); err != nil {
+	if err := m.journal.CancelTransfer(context.WithoutCancel(ctx), id, time.Now()); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
