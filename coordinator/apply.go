@@ -25,6 +25,9 @@ func (n *raftNode) apply(ctx context.Context, cmd *raftlogv1.Command) (*raftlogv
 		cmd.Id = ids.New(ids.Command, 0, now).String()
 		cmd.Time = timestamppb.New(now)
 	}
+	if err := n.checkVersion(cmd); err != nil {
+		return nil, err
+	}
 	raw, err := proto.Marshal(cmd)
 	if err != nil {
 		return nil, problem.New(connect.CodeInternal, problem.Internal, "", "encode command").Because(err)
@@ -65,7 +68,7 @@ func (n *raftNode) propose(ctx context.Context, raw []byte) (*raftlogv1.Answer, 
 	case o := <-done:
 		return o.answer, o.err
 	case <-ctx.Done():
-		return nil, outcomeUnknown("the call ended before the change was committed").Because(ctx.Err())
+		return nil, outcomeUnknown("the call ended before the change was committed").Because(context.Cause(ctx))
 	}
 }
 
@@ -93,20 +96,22 @@ func shuttingDown() *problem.Error {
 // refusal is the API's form of what the state refused.
 func refusal(f *raftlogv1.Failure) *problem.Error {
 	codes := map[string]connect.Code{
-		problem.NotFound:            connect.CodeNotFound,
-		problem.NoRunner:            connect.CodeNotFound,
-		problem.AlreadyExists:       connect.CodeAlreadyExists,
-		problem.InvalidArgument:     connect.CodeInvalidArgument,
-		problem.LimitExceeded:       connect.CodeResourceExhausted,
-		problem.Unauthenticated:     connect.CodeUnauthenticated,
-		problem.PermissionDenied:    connect.CodePermissionDenied,
-		problem.AuthorityChanged:    connect.CodeAborted,
 		problem.IdempotencyMismatch: connect.CodeAlreadyExists,
 		problem.Fenced:              connect.CodeAborted,
 		problem.ReplicaBehind:       connect.CodeFailedPrecondition,
-		problem.AgentArchived:       connect.CodeFailedPrecondition,
-		problem.RunnerCordoned:      connect.CodeFailedPrecondition,
-		problem.RunnerInUse:         connect.CodeFailedPrecondition,
+
+		problem.NotFound:         connect.CodeNotFound,
+		problem.NoRunner:         connect.CodeNotFound,
+		problem.AlreadyExists:    connect.CodeAlreadyExists,
+		problem.InvalidArgument:  connect.CodeInvalidArgument,
+		problem.LimitExceeded:    connect.CodeResourceExhausted,
+		problem.Unauthenticated:  connect.CodeUnauthenticated,
+		problem.PermissionDenied: connect.CodePermissionDenied,
+		problem.AuthorityChanged: connect.CodeAborted,
+		problem.MemberRemoved:    connect.CodeFailedPrecondition,
+		problem.AgentArchived:    connect.CodeFailedPrecondition,
+		problem.RunnerCordoned:   connect.CodeFailedPrecondition,
+		problem.RunnerInUse:      connect.CodeFailedPrecondition,
 	}
 	code, ok := codes[f.GetReason()]
 	if !ok {

@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
 	"skerry.internal/proto/skerry/peer/v1/peerv1connect"
@@ -59,6 +60,8 @@ var (
 	agents  = []string{skerryv1.RoleAgent, skerryv1.RoleAdmin}
 	admins  = []string{skerryv1.RoleAdmin}
 	runners = []string{skerryv1.RoleRunner}
+	// coordinators are known by their certificate; no token has this role.
+	coordinators = []string{pki.RoleCoordinator}
 )
 
 // rule says who may make a call.
@@ -74,40 +77,50 @@ type rule struct {
 
 // rules says who may call what. A path without a rule is refused to everyone.
 var rules = map[string]rule{
-	rpc.ExecutionServiceRunShellProcedure:              {roles: agents, needs: skerryv1.PermissionShell},
-	rpc.ExecutionServiceRunCommandProcedure:            {roles: agents, needs: skerryv1.PermissionShell},
-	rpc.ExecutionServiceGetExecutionProcedure:          {roles: agents, reads: true},
-	rpc.ExecutionServiceListExecutionsProcedure:        {roles: agents, reads: true},
-	rpc.ExecutionServiceReadExecutionLogsProcedure:     {roles: agents, reads: true},
-	rpc.ExecutionServiceFollowExecutionLogsProcedure:   {roles: agents, reads: true},
-	rpc.ExecutionServiceCancelExecutionProcedure:       {roles: agents, needs: skerryv1.PermissionShell},
-	rpc.ExecutionServiceWriteInputProcedure:            {roles: agents, needs: skerryv1.PermissionShell},
-	rpc.ExecutionServiceResizeTerminalProcedure:        {roles: agents, needs: skerryv1.PermissionShell},
-	rpc.ExecutionServicePortForwardProcedure:           {roles: agents, needs: skerryv1.PermissionShell},
-	rpc.FileServiceListFilesProcedure:                  {roles: agents, reads: true},
-	rpc.FileServiceReadFileProcedure:                   {roles: agents, reads: true},
-	rpc.FileServiceWriteFileProcedure:                  {roles: agents},
-	rpc.FileServiceUploadFileProcedure:                 {roles: agents},
-	rpc.FileServiceDownloadFileProcedure:               {roles: agents, reads: true},
-	rpc.FileServiceFileHistoryProcedure:                {roles: agents, reads: true},
-	rpc.FileServiceDeleteFileProcedure:                 {roles: agents},
-	rpc.WorkspaceServiceListWorkspacesProcedure:        {roles: agents, reads: true},
-	rpc.WorkspaceServiceDiffProcedure:                  {roles: agents, reads: true},
-	rpc.WorkspaceServiceHistoryProcedure:               {roles: agents, reads: true},
-	rpc.WorkspaceServiceRepairWorkspaceProcedure:       {roles: agents},
-	rpc.WorkspaceServiceRestoreWorkspaceProcedure:      {roles: agents},
-	rpc.RunnerServiceListRunnersProcedure:              {roles: agents, reads: true},
-	rpc.TokenServiceCreateTokenProcedure:               {roles: admins},
-	rpc.TokenServiceListTokensProcedure:                {roles: admins, reads: true},
-	rpc.TokenServiceRevokeTokenProcedure:               {roles: admins},
-	rpc.JoinServiceJoinProcedure:                       {open: true},
-	rpc.JoinServiceRenewProcedure:                      {open: true},
-	rpc.JoinServiceCreateJoinTokenProcedure:            {roles: admins},
-	rpc.JoinServiceListJoinTokensProcedure:             {roles: admins, reads: true},
-	rpc.JoinServiceRevokeJoinTokenProcedure:            {roles: admins},
-	rpc.JoinServiceGetAuthorityProcedure:               {roles: admins, reads: true},
-	rpc.JoinServiceRotateAuthorityProcedure:            {roles: admins},
-	rpc.JoinServiceDenyMemberProcedure:                 {roles: admins},
+	rpc.ExecutionServiceRunShellProcedure:            {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServiceRunCommandProcedure:          {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServiceGetExecutionProcedure:        {roles: agents, reads: true},
+	rpc.ExecutionServiceListExecutionsProcedure:      {roles: agents, reads: true},
+	rpc.ExecutionServiceReadExecutionLogsProcedure:   {roles: agents, reads: true},
+	rpc.ExecutionServiceFollowExecutionLogsProcedure: {roles: agents, reads: true},
+	rpc.ExecutionServiceCancelExecutionProcedure:     {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServiceWriteInputProcedure:          {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServiceResizeTerminalProcedure:      {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.ExecutionServicePortForwardProcedure:         {roles: agents, needs: skerryv1.PermissionShell},
+	rpc.FileServiceListFilesProcedure:                {roles: agents, reads: true},
+	rpc.FileServiceReadFileProcedure:                 {roles: agents, reads: true},
+	rpc.FileServiceWriteFileProcedure:                {roles: agents},
+	rpc.FileServiceUploadFileProcedure:               {roles: agents},
+	rpc.FileServiceDownloadFileProcedure:             {roles: agents, reads: true},
+	rpc.FileServiceFileHistoryProcedure:              {roles: agents, reads: true},
+	rpc.FileServiceDeleteFileProcedure:               {roles: agents},
+	rpc.WorkspaceServiceListWorkspacesProcedure:      {roles: agents, reads: true},
+	rpc.WorkspaceServiceDiffProcedure:                {roles: agents, reads: true},
+	rpc.WorkspaceServiceHistoryProcedure:             {roles: agents, reads: true},
+	rpc.WorkspaceServiceRepairWorkspaceProcedure:     {roles: agents},
+	rpc.WorkspaceServiceRestoreWorkspaceProcedure:    {roles: agents},
+	rpc.RunnerServiceListRunnersProcedure:            {roles: agents, reads: true},
+	rpc.TokenServiceCreateTokenProcedure:             {roles: admins},
+	rpc.TokenServiceListTokensProcedure:              {roles: admins, reads: true},
+	rpc.TokenServiceRevokeTokenProcedure:             {roles: admins},
+	rpc.JoinServiceJoinProcedure:                     {open: true},
+	rpc.JoinServiceRenewProcedure:                    {open: true},
+	rpc.JoinServiceCreateJoinTokenProcedure:          {roles: admins},
+	rpc.JoinServiceListJoinTokensProcedure:           {roles: admins, reads: true},
+	rpc.JoinServiceRevokeJoinTokenProcedure:          {roles: admins},
+	rpc.JoinServiceGetAuthorityProcedure:             {roles: admins, reads: true},
+	rpc.JoinServiceRotateAuthorityProcedure:          {roles: admins},
+	rpc.JoinServiceDenyMemberProcedure:               {roles: admins},
+	rpc.ClusterServiceGetClusterStatusProcedure:      {roles: admins, reads: true},
+	rpc.ClusterServiceListMembersProcedure:           {roles: admins, reads: true},
+	rpc.ClusterServiceRemoveMemberProcedure:          {roles: admins},
+	rpc.ClusterServiceTransferLeadershipProcedure:    {roles: admins},
+	rpc.ClusterServiceSaveSnapshotProcedure:          {roles: admins, reads: true},
+	rpc.ClusterServiceRestoreSnapshotProcedure:       {roles: admins},
+	rpc.ClusterServiceAnnounceMemberProcedure:        {roles: coordinators},
+	rpc.MemberServiceGetMemberStatsProcedure:         {roles: coordinators, reads: true},
+	link.Path:                                        {roles: runners},
+
 	rpc.WorkspaceServiceListBranchesProcedure:          {roles: agents, reads: true},
 	rpc.WorkspaceServiceSetReplicationProcedure:        {roles: agents},
 	rpc.WorkspaceServiceReassignWorkspaceProcedure:     {roles: admins},
@@ -117,7 +130,6 @@ var rules = map[string]rule{
 	rpc.TransferServiceCancelTransferProcedure:         {roles: agents, needs: skerryv1.PermissionTransfer},
 	rpc.TransferServiceListTransferWorkspacesProcedure: {roles: agents, needs: skerryv1.PermissionTransfer, reads: true},
 	peerv1connect.PeerServiceFetchProcedure:            {roles: runners, reads: true},
-	link.Path:                                          {roles: runners},
 }
 
 // authorize checks who calls and whether they may, before anything of the body

@@ -22,6 +22,7 @@ func procedures() []string {
 	files := []protoreflect.FileDescriptor{
 		skerryv1.File_skerry_v1_execution_proto, skerryv1.File_skerry_v1_file_proto, skerryv1.File_skerry_v1_workspace_proto,
 		skerryv1.File_skerry_v1_runner_proto, skerryv1.File_skerry_v1_join_proto, skerryv1.File_skerry_v1_token_proto,
+		skerryv1.File_skerry_v1_cluster_proto,
 	}
 	var out []string
 	for _, file := range files {
@@ -95,10 +96,10 @@ func TestAuthMatrix(t *testing.T) {
 		if rules[procedure].open {
 			continue
 		}
-		adminOnly := strings.Contains(procedure, ".TokenService/") || strings.Contains(procedure, ".JoinService/")
+		allows := func(role string) bool { return slices.Contains(rules[procedure].roles, role) }
 		for _, tt := range tokens {
 			want := tt.reason
-			if tt.name == "agent" && adminOnly {
+			if (tt.name == "agent" || tt.name == "admin") && !allows(tt.name) {
 				want = problem.PermissionDenied
 			}
 			// A malformed body shows that the token is checked first.

@@ -114,11 +114,11 @@ func BenchmarkBareRaft(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	_, transport := raft.NewInmemTransport(serverAddress)
-	conf := raftConfig(DefaultConfig().Raft)
+	_, transport := raft.NewInmemTransport("bare")
+	conf := raftConfig(DefaultConfig().withDefaults())
 	conf.Logger = hclog.NewNullLogger()
 	snapshots := raft.NewDiscardSnapshotStore()
-	voters := raft.Configuration{Servers: []raft.Server{{ID: serverID, Address: serverAddress}}}
+	voters := raft.Configuration{Servers: []raft.Server{{ID: conf.LocalID, Address: "bare"}}}
 	if err := raft.BootstrapCluster(conf, store, store, snapshots, transport, voters); err != nil {
 		b.Fatal(err)
 	}

@@ -39,6 +39,20 @@ func (c *Coordinator) Bootstrap(ctx context.Context, path string) (created bool,
 	return true, nil
 }
 
+// firstAdmin is Bootstrap for the first leader of a cluster, which nobody waits
+// for to lead.
+func (c *Coordinator) firstAdmin(ctx context.Context) error {
+	if !c.cfg.Cluster.Bootstrap {
+		return nil
+	}
+	path := filepath.Join(c.cfg.DataDir, AdminTokenFile)
+	created, err := c.Bootstrap(ctx, path)
+	if created {
+		c.logger.InfoContext(ctx, "first start: the admin token is in a file", "file", path)
+	}
+	return err
+}
+
 // writeSecret replaces path durably; nobody else can ever read it.
 func writeSecret(path, text string) (err error) {
 	dir := filepath.Dir(path)

@@ -19,21 +19,23 @@ const DefaultConfigPath = "/etc/skerry/coordinator.yaml"
 
 // Config of one coordinator. DefaultConfig gives the values to start from.
 type Config struct {
-	// Name of this coordinator among those of its cluster.
+	// Name is this coordinator's in its cluster, for ever: it stands in the log.
 	Name string `yaml:"name"`
 	// DataDir holds the Raft log, snapshots and, after the first start, admin.token.
 	DataDir string `yaml:"data_dir"`
 	// Listen is host:port of the API and of runners' links. Without TLS only a
 	// loopback address is accepted.
 	Listen string `yaml:"listen"`
-	// Advertise is https://host:port of the API as the other coordinators reach it.
-	Advertise string `yaml:"advertise"`
 	// MetricsListen is host:port of /metrics, /healthz and /readyz; empty: none.
 	// It answers without a token.
 	MetricsListen string `yaml:"metrics_listen"`
-	TLS           TLS    `yaml:"tls"`
-	Raft          Raft   `yaml:"raft"`
-	Limits        Limits `yaml:"limits"`
+	// Advertise is https://host:port of the API as the other coordinators reach
+	// it; for a cluster only.
+	Advertise string  `yaml:"advertise"`
+	Cluster   Cluster `yaml:"cluster"`
+	TLS       TLS     `yaml:"tls"`
+	Raft      Raft    `yaml:"raft"`
+	Limits    Limits  `yaml:"limits"`
 	// RunnerGrace is how long a runner whose link ended counts as up, in the hope
 	// that it dials again at once.
 	RunnerGrace config.Duration `yaml:"runner_grace"`
@@ -62,17 +64,31 @@ func (t TLS) Enabled() bool { return t.CertFile != "" }
 // Raft tunes the replicated log.
 type Raft struct {
 	// HeartbeatTimeout without a leader starts an election; ElectionTimeout
-	// without a result starts another.
+	// without a result starts another. 0: 50ms for a lone coordinator, 700ms in a
+	// cluster.
 	HeartbeatTimeout config.Duration `yaml:"heartbeat_timeout"`
 	ElectionTimeout  config.Duration `yaml:"election_timeout"`
 	// A snapshot is taken when, checked each SnapshotInterval, at least
-	// SnapshotThreshold entries came since the last; TrailingLogs entries stay.
+	// SnapshotThreshold entries came since the last; TrailingLogs entries stay, so
+	// that a follower that was away shortly, or spent the time with restoring a
+	// snapshot, needs no other snapshot.
 	SnapshotInterval  config.Duration `yaml:"snapshot_interval"`
 	SnapshotThreshold uint64          `yaml:"snapshot_threshold"`
 	TrailingLogs      uint64          `yaml:"trailing_logs"`
 	// ApplyTimeout bounds how long a change waits to be taken up by the log.
 	ApplyTimeout config.Duration `yaml:"apply_timeout"`
+	// StallTimeout is how long a write to the log may take before a leader gives
+	// way to the others; for a cluster only.
+	StallTimeout config.Duration `yaml:"stall_timeout"`
 }
+
+// defaultTrailing is how many entries stay behind a snapshot (F45). A follower
+// that restores one needs the entries after it, and they go away only with the
+// next snapshot but this many: between two lie at least 2 minutes, in which a
+// million workspaces are restored many times over, and this many entries are
+// several seconds of the highest rate and hours of a usual one. They cost some
+// 20 MiB of disk.
+const defaultTrailing = 32768
 
 // Limits bound what callers can make the coordinator hold.
 type Limits struct {
@@ -87,18 +103,18 @@ type Limits struct {
 // DefaultConfig is a single coordinator on loopback.
 func DefaultConfig() Config {
 	return Config{
-		Name:          string(serverID),
+		Name:          "coordinator-1",
 		DataDir:       "/var/lib/skerry/coordinator",
 		Listen:        "127.0.0.1:7420",
 		MetricsListen: "127.0.0.1:7421",
 		Raft: Raft{
-			HeartbeatTimeout:  config.Duration(50 * time.Millisecond),
-			ElectionTimeout:   config.Duration(50 * time.Millisecond),
 			SnapshotInterval:  config.Duration(2 * time.Minute),
 			SnapshotThreshold: 8192,
-			TrailingLogs:      10240,
+			TrailingLogs:      defaultTrailing,
 			ApplyTimeout:      config.Duration(5 * time.Second),
+			StallTimeout:      config.Duration(2 * time.Second),
 		},
+		Cluster: Cluster{Join: []string{}, Stabilization: config.Duration(5 * time.Second)},
 		Limits: Limits{
 			MaxRequest:    16 << 20,
 			MaxHeader:     64 << 10,
@@ -115,7 +131,7 @@ func DefaultConfig() Config {
 // Validate gives the first value that cannot be used, as a *config.FieldError.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.validateAddresses, c.validateRaft, c.validateLimits, c.validateReplication, func() error { return c.Log.Validate("log") },
+		c.validateAddresses, c.validateCluster, c.validateRaft, c.validateLimits, c.validateReplication, func() error { return c.Log.Validate("log") },
 	} {
 		if err := check(); err != nil {
 			return err
@@ -125,9 +141,6 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validateAddresses() error {
-	if !namePattern.MatchString(c.Name) {
-		return bad("name", "is no valid name", nameRemedy)
-	}
 	if c.DataDir == "" {
 		return bad("data_dir", "is empty", "name a directory on a local disk")
 	}
@@ -162,12 +175,14 @@ func loopback(host string) bool {
 func (c *Config) validateRaft() error {
 	const least = 5 * time.Millisecond
 	switch r := c.Raft; {
-	case r.HeartbeatTimeout.D() < least:
+	case r.HeartbeatTimeout != 0 && r.HeartbeatTimeout.D() < least:
 		return bad("raft.heartbeat_timeout", "is under 5ms", "use 50ms or more")
-	case r.ElectionTimeout < r.HeartbeatTimeout:
+	case r.ElectionTimeout != 0 && (r.ElectionTimeout < r.HeartbeatTimeout || r.ElectionTimeout.D() < least):
 		return bad("raft.election_timeout", "is under raft.heartbeat_timeout", "use the same value or more")
 	case r.SnapshotInterval.D() < least:
 		return bad("raft.snapshot_interval", "is under 5ms", "use 2m")
+	case r.StallTimeout.D() < 100*time.Millisecond:
+		return bad("raft.stall_timeout", "is under 100ms", "use 2s")
 	case r.ApplyTimeout <= 0:
 		return bad("raft.apply_timeout", "is 0", "use 5s")
 	}

@@ -195,6 +195,18 @@ func (s *linkSet) cutDenied(view state.Reader, now time.Time) {
 	}
 }
 
+// drop ends all links and forgets who was expected: another coordinator leads.
+func (s *linkSet) drop() {
+	s.mu.Lock()
+	for name := range s.grace {
+		s.stopGrace(name)
+	}
+	s.mu.Unlock()
+	for _, l := range s.all() {
+		_ = l.conn.Close()
+	}
+}
+
 // close ends all links and waits for what they started.
 func (s *linkSet) close(ctx context.Context) error {
 	s.mu.Lock()

@@ -14,8 +14,11 @@ type metrics struct {
 	panics  prometheus.Counter
 	refused *prometheus.CounterVec
 	factory promauto.Factory
-	behind  prometheus.Gauge
-	oldest  prometheus.Gauge
+
+	behind prometheus.Gauge
+	oldest prometheus.Gauge
+	// Takes the metrics of Raft, which have a prefix of their own.
+	registerer prometheus.Registerer
 }
 
 // newMetrics registers with r; nil: with nobody.
@@ -25,9 +28,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 	f := promauto.With(prometheus.WrapRegistererWithPrefix("skerry_coordinator_", r))
 	return &metrics{
-		factory: f,
-		behind:  f.NewGauge(prometheus.GaugeOpts{Name: "replicas_behind", Help: "Workspaces with a policy of replication whose head no other runner has, as of the leader's last look."}),
-		oldest:  f.NewGauge(prometheus.GaugeOpts{Name: "replica_oldest_seconds", Help: "Age of the oldest replica that is behind its workspace's head."}),
+		behind: f.NewGauge(prometheus.GaugeOpts{Name: "replicas_behind", Help: "Workspaces with a policy of replication whose head no other runner has, as of the leader's last look."}),
+		oldest: f.NewGauge(prometheus.GaugeOpts{Name: "replica_oldest_seconds", Help: "Age of the oldest replica that is behind its workspace's head."}),
+
+		registerer: r,
+		factory:    f,
 		rpc: f.NewHistogramVec(prometheus.HistogramOpts{Name: "rpc_duration_seconds",
 			Help:    "Time to answer a call, waiting included, by method and result code.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}},
@@ -59,11 +64,9 @@ func (m *metrics) watch(c *Coordinator) {
 	gauge("runners_up", "Runners with a live link.", func() float64 { return float64(c.links.count()) })
 	gauge("calls_in_flight", "Calls being answered.", func() float64 { return float64(c.inFlight.Load()) })
 	gauge("is_leader", "1 on the leader.", func() float64 {
-		if c.node.leading() {
-			return 1
-		}
-		return 0
+		return number(c.leads())
 	})
+	m.watchRaft(c)
 	gauge("raft_applied_index", "Index of the last applied log entry.", func() float64 { return float64(c.node.raft.AppliedIndex()) })
 	gauge("raft_commit_index", "Index of the last committed log entry.", func() float64 { return float64(c.node.raft.CommitIndex()) })
 }

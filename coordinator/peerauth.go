@@ -22,14 +22,19 @@ const (
 	headerPeerExpires = "Skerry-Peer-Expires"
 )
 
+// peerNone as the role says that the caller showed no certificate.
+const peerNone = "none"
+
 // vouch replaces, in the header of a call that goes on to the leader, whatever
 // the caller claimed by what its certificate says.
 func vouch(out http.Header, in *http.Request) {
 	for _, name := range []string{headerPeerRole, headerPeerName, headerPeerSerial, headerPeerExpires} {
 		out.Del(name)
 	}
-	peer, ok := pki.PeerOf(in.TLS)
+	peer, ok := peerOf(in)
 	if !ok {
+		// Without a word the call would be taken for this coordinator's own.
+		out.Set(headerPeerRole, peerNone)
 		return
 	}
 	out.Set(headerPeerRole, peer.Role)

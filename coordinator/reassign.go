@@ -19,7 +19,7 @@ const (
 	// An admin's move waits so long for the last commits to be copied.
 	lastReplicaTimeout = time.Minute
 	restoreRetry       = 2 * time.Second
-	restoreTimeout     = 6 * time.Hour
+	moveTimeout        = 6 * time.Hour
 	// Workspaces that are restored at once.
 	restoresAtOnce = 16
 )
@@ -127,7 +127,7 @@ func (m *mover) begin(ctx context.Context, id string) {
 	m.busy[id] = true
 	m.wg.Go(func() {
 		for ctx.Err() == nil {
-			done, err := m.c.restore(ctx, id)
+			done, err := m.c.restoreMoved(ctx, id)
 			if done {
 				break
 			}
@@ -140,9 +140,9 @@ func (m *mover) begin(ctx context.Context, id string) {
 	})
 }
 
-// restore has the new runner make the workspace what the replica has.
-func (c *Coordinator) restore(ctx context.Context, id string) (done bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+// restoreMoved has the new runner make the workspace what the replica has.
+func (c *Coordinator) restoreMoved(ctx context.Context, id string) (done bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, moveTimeout)
 	defer cancel()
 	ws := c.state.Read().Workspace(id)
 	from := ws.GetRestore()

@@ -60,7 +60,14 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 
 // endpoints are those of all coordinators that runners may dial; none where each
 // is reached at the address that it was told.
-func (c *Coordinator) endpoints() []string { return nil }
+func (c *Coordinator) endpoints() (out []string) {
+	for _, m := range c.state.Read().Members() {
+		if m.GetEndpoint() != "" {
+			out = append(out, m.GetEndpoint())
+		}
+	}
+	return out
+}
 
 // untilExpiry ends a link with the token that opened it.
 func untilExpiry(ctx context.Context, id identity) (context.Context, context.CancelFunc) {
@@ -177,7 +184,7 @@ func (c *Coordinator) commitRunnerState(ctx context.Context, name, state string)
 
 // markDown commits that a runner stayed away.
 func (c *Coordinator) markDown(name string) {
-	if c.links.get(name) != nil {
+	if c.links.get(name) != nil || !c.leads() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)

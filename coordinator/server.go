@@ -30,7 +30,8 @@ const (
 )
 
 // clientStreams are the calls whose request body has no bound in all.
-var clientStreams = map[string]bool{rpc.FileServiceUploadFileProcedure: true, rpc.ExecutionServicePortForwardProcedure: true}
+var clientStreams = map[string]bool{rpc.FileServiceUploadFileProcedure: true, rpc.ExecutionServicePortForwardProcedure: true,
+	rpc.ClusterServiceRestoreSnapshotProcedure: true}
 
 // routes builds the handler: health for everyone, all else behind a token.
 func (c *Coordinator) routes() http.Handler {
@@ -46,12 +47,14 @@ func (c *Coordinator) routes() http.Handler {
 	calls.Handle(rpc.NewRunnerServiceHandler(runnerService{c}, opts...))
 	calls.Handle(rpc.NewTokenServiceHandler(tokenService{c}, opts...))
 	calls.Handle(rpc.NewJoinServiceHandler(joinService{c}, opts...))
+	calls.Handle(rpc.NewClusterServiceHandler(clusterService{c}, opts...))
+	calls.Handle(rpc.NewMemberServiceHandler(memberService{c}, opts...))
 	calls.Handle(rpc.NewTransferServiceHandler(transferService{c}, opts...))
 	calls.Handle(peerv1connect.PeerServiceFetchProcedure, c.serveFetch())
 	calls.Handle(link.Path, c.serveLink(c.refuser()))
 
 	mux := http.NewServeMux()
-	mux.Handle("/", withRequest(c.authorize(c.bound(calls, maxRequest))))
+	mux.Handle("/", withRequest(c.bound(c.leading(c.authorize(c.duplex(calls))), maxRequest)))
 	mux.HandleFunc("/healthz", c.serveHealth)
 	mux.HandleFunc("/readyz", c.serveReady)
 	return mux
@@ -71,12 +74,21 @@ func (c *Coordinator) bound(next http.Handler, maxRequest int) http.Handler {
 			refuse(w, r, problem.Limit("", fmt.Sprintf("%d calls at once", most), "repeat the call a little later").Retry())
 			return
 		}
+		if !clientStreams[r.URL.Path] {
+			wire.LimitUnary(w, r, maxRequest)
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// duplex refuses calls that need both ways at once where the connection has one.
+// The leader sees the connection of the coordinator that passed the call on.
+func (c *Coordinator) duplex(next http.Handler) http.Handler {
+	refuse := c.refuser()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == rpc.ExecutionServicePortForwardProcedure && !bothWays(r) {
 			refuse(w, r, needsBothWays())
 			return
-		}
-		if !clientStreams[r.URL.Path] {
-			wire.LimitUnary(w, r, maxRequest)
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -100,8 +112,8 @@ func (c *Coordinator) serveReady(w http.ResponseWriter, _ *http.Request) {
 	switch {
 	case c.closing.Load():
 		http.Error(w, "stopping", http.StatusServiceUnavailable)
-	case !c.node.leading():
-		http.Error(w, "this coordinator does not lead", http.StatusServiceUnavailable)
+	case !c.Ready():
+		http.Error(w, "no coordinator leads", http.StatusServiceUnavailable)
 	default:
 		_, _ = io.WriteString(w, "ready\n")
 	}
@@ -124,10 +136,15 @@ func (c *Coordinator) Serve(ctx context.Context, ln net.Listener) error {
 		}
 		ended <- server.Serve(ln)
 	}()
+	var reason error
 	select {
 	case err := <-ended:
 		return fmt.Errorf("serve API: %w", err)
+	case <-c.removed:
+		reason = ErrRemoved
 	case <-ctx.Done():
+		// While this one ends its calls, another takes new ones.
+		c.handOver(context.WithoutCancel(ctx))
 	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Limits.ShutdownGrace.D())
 	defer cancel()
@@ -138,7 +155,7 @@ func (c *Coordinator) Serve(ctx context.Context, ln net.Listener) error {
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve API: %w", err)
 	}
-	return nil
+	return reason
 }
 
 // newServer speaks HTTP/1.1 (which links upgrade) and HTTP/2, with and without TLS.

@@ -11,7 +11,7 @@ import (
 )
 
 // servesTLS reports whether the API is served with TLS.
-func (c *Config) servesTLS() bool { return c.TLS.Enabled() || c.TLS.Cluster }
+func (c *Config) servesTLS() bool { return c.TLS.Enabled() || c.TLS.Cluster || c.Cluster.Enabled() }
 
 // hosts are the names and addresses that this coordinator's certificate is good
 // for, beside the name that members ask for.

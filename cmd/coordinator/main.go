@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -18,11 +17,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"skerry.internal/config"
 	"skerry.internal/coordinator"
+	"skerry.internal/daemon"
 )
 
 // version is set by -ldflags "-X main.version=...".
@@ -108,53 +108,51 @@ func run(ctx context.Context, cfg coordinator.Config, stderr io.Writer) (err err
 	}
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	c, err := coordinator.New(starting, cfg, coordinator.Deps{Logger: logger, Registerer: registry})
+	c, err := coordinator.New(starting, cfg, coordinator.Deps{Logger: logger, Registerer: registry, Version: version})
 	if err != nil {
 		return errors.Join(err, ln.Close())
 	}
 	defer func() { err = errors.Join(err, closeIn(ctx, cfg, c)) }()
-	tokenFile := filepath.Join(cfg.DataDir, coordinator.AdminTokenFile)
-	created, err := c.Bootstrap(starting, tokenFile)
-	if err != nil {
+	if err := firstToken(starting, cfg, c, logger); err != nil {
 		return errors.Join(err, ln.Close())
 	}
+	return serve(ctx, cfg, c, ln, registry, logger)
+}
+
+// serve answers on all ports until ctx ends or one fails.
+func serve(ctx context.Context, cfg coordinator.Config, c *coordinator.Coordinator, ln net.Listener, registry *prometheus.Registry, logger *slog.Logger) error {
+	group, ctx := errgroup.WithContext(ctx)
+	if cfg.MetricsListen != "" {
+		metrics, err := net.Listen("tcp", cfg.MetricsListen)
+		if err != nil {
+			return errors.Join(fmt.Errorf("metrics_listen: %w", err), ln.Close())
+		}
+		group.Go(func() error { return daemon.ServeMetrics(ctx, metrics, registry, c.HealthHandler()) })
+	}
+	group.Go(func() error { return c.Serve(ctx, ln) })
+	logger.InfoContext(ctx, "serving", "listen", ln.Addr().String(), "version", version)
+	if err := daemon.NotifyReady(); err != nil {
+		logger.WarnContext(ctx, "systemd not told", "error", err)
+	}
+	return group.Wait()
+}
+
+// firstToken gives a new lone coordinator its admin token; the first leader of a
+// cluster makes it by itself.
+func firstToken(ctx context.Context, cfg coordinator.Config, c *coordinator.Coordinator, logger *slog.Logger) error {
+	if cfg.Cluster.Enabled() {
+		return nil
+	}
+	file := filepath.Join(cfg.DataDir, coordinator.AdminTokenFile)
+	created, err := c.Bootstrap(ctx, file)
 	if created {
-		logger.InfoContext(ctx, "first start: the admin token is in a file", "file", tokenFile)
+		logger.InfoContext(ctx, "first start: the admin token is in a file", "file", file)
 	}
-	stopMetrics, err := serveMetrics(cfg, c, registry, logger)
-	if err != nil {
-		return errors.Join(err, ln.Close())
-	}
-	defer stopMetrics()
-	logger.InfoContext(ctx, "serving", "listen", ln.Addr().String(), "cluster", c.ClusterID(), "version", version)
-	return c.Serve(ctx, ln)
+	return err
 }
 
 func closeIn(ctx context.Context, cfg coordinator.Config, c *coordinator.Coordinator) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*cfg.Limits.ShutdownGrace.D()+time.Second)
 	defer cancel()
 	return c.Close(ctx)
-}
-
-// serveMetrics answers on a port of its own, without tokens.
-func serveMetrics(cfg coordinator.Config, c *coordinator.Coordinator, registry *prometheus.Registry, logger *slog.Logger) (stop func(), err error) {
-	if cfg.MetricsListen == "" {
-		return func() {}, nil
-	}
-	ln, err := net.Listen("tcp", cfg.MetricsListen)
-	if err != nil {
-		return nil, fmt.Errorf("listen for metrics: %w", err)
-	}
-	mux := http.NewServeMux()
-	mux.Handle("/", c.HealthHandler())
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			logger.Error("serve metrics", "error", err)
-		}
-	}()
-	return func() { _ = server.Close(); <-done }, nil
 }

@@ -20,7 +20,7 @@ import (
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
 )
 
-// TestMain lets the test binary be the daemon itself.
+// TestMain lets the test binary be the process itself.
 func TestMain(m *testing.M) {
 	if os.Getenv("SKERRY_TEST_MAIN") != "" {
 		main()
@@ -29,14 +29,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-type daemon struct {
+type process struct {
 	cmd    *exec.Cmd
 	listen string
 	ended  chan error
 }
 
-// start runs the daemon and waits until it serves.
-func start(t *testing.T, dir string) *daemon {
+// start runs the process and waits until it serves.
+func start(t *testing.T, dir string) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "--data-dir", dir, "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
 	cmd.Env = []string{"SKERRY_TEST_MAIN=1"}
@@ -47,7 +47,7 @@ func start(t *testing.T, dir string) *daemon {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{cmd: cmd, ended: make(chan error, 1)}
+	d := &process{cmd: cmd, ended: make(chan error, 1)}
 	serving := make(chan string, 1)
 	go func() {
 		lines := bufio.NewScanner(out)
@@ -62,9 +62,9 @@ func start(t *testing.T, dir string) *daemon {
 	select {
 	case d.listen = <-serving:
 	case err := <-d.ended:
-		t.Fatalf("daemon ended: %v", err)
+		t.Fatalf("process ended: %v", err)
 	case <-time.After(30 * time.Second):
-		t.Fatal("daemon does not serve")
+		t.Fatal("process does not serve")
 	}
 	return d
 }
@@ -90,7 +90,7 @@ func TestDaemonLife(t *testing.T) {
 	}
 	_, _ = io.Copy(io.Discard, res.Body)
 	_ = res.Body.Close()
-	tokens := func(d *daemon) int {
+	tokens := func(d *process) int {
 		client := rpc.NewTokenServiceClient(&http.Client{Transport: admin{strings.TrimSpace(string(secret))}}, "http://"+d.listen)
 		list, err := client.ListTokens(t.Context(), connect.NewRequest(&skerryv1.ListTokensRequest{}))
 		if err != nil {

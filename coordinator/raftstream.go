@@ -1,0 +1,143 @@
+package coordinator
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	pki "skerry.internal/proto/identity"
+)
+
+const (
+	raftHandshake = 5 * time.Second
+	// Handshakes at once; others wait in the kernel's queue.
+	maxHandshakes = 64
+)
+
+// dialFunc opens a connection, as net.Dialer.DialContext does.
+type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
+
+// raftStream carries Raft between coordinators: TLS that both ends prove
+// themselves by. It implements raft.StreamLayer.
+type raftStream struct {
+	net.Listener
+	logger *slog.Logger
+	dial   dialFunc
+	client *tls.Config
+	// admit refuses peers that have a good certificate but may not come in.
+	admit func(pki.Peer) error
+
+	conns chan net.Conn
+	stop  context.CancelFunc
+	work  sync.WaitGroup
+}
+
+var _ raft.StreamLayer = (*raftStream)(nil)
+
+// newRaftStream takes connections from ln until Close. It owns ln.
+func newRaftStream(ln net.Listener, id *pki.Identity, dial dialFunc, admit func(pki.Peer) error, logger *slog.Logger) *raftStream {
+	ctx, stop := context.WithCancel(context.Background())
+	s := &raftStream{Listener: ln, logger: logger, dial: dial, admit: admit, stop: stop,
+		client: id.ClientTLS(pki.RoleCoordinator), conns: make(chan net.Conn)}
+	server := id.ServerMutualTLS(pki.RoleCoordinator)
+	s.work.Go(func() { s.listen(ctx, server) })
+	return s
+}
+
+// listen shakes hands beside each other, so that one silent client keeps nobody
+// else waiting.
+func (s *raftStream) listen(ctx context.Context, server *tls.Config) {
+	slots := make(chan struct{}, maxHandshakes)
+	for ctx.Err() == nil {
+		conn, err := s.Listener.Accept()
+		if err != nil {
+			if ctx.Err() == nil {
+				s.logger.WarnContext(ctx, "accept raft connection", "error", err)
+				pause(ctx, 100*time.Millisecond)
+			}
+			continue
+		}
+		slots <- struct{}{}
+		s.work.Go(func() {
+			defer func() { <-slots }()
+			s.greet(ctx, tls.Server(conn, server))
+		})
+	}
+}
+
+func (s *raftStream) greet(ctx context.Context, conn *tls.Conn) {
+	if err := s.handshake(ctx, conn); err != nil {
+		_ = conn.Close()
+		s.logger.DebugContext(ctx, "raft connection refused", "peer", conn.RemoteAddr().String(), "error", err)
+		return
+	}
+	select {
+	case s.conns <- conn:
+	case <-ctx.Done():
+		_ = conn.Close()
+	}
+}
+
+func (s *raftStream) handshake(ctx context.Context, conn *tls.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, raftHandshake)
+	defer cancel()
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	state := conn.ConnectionState()
+	peer, ok := pki.PeerOf(&state)
+	if !ok {
+		return pki.ErrNotOurs
+	}
+	return s.admit(peer)
+}
+
+// Accept implements net.Listener.
+func (s *raftStream) Accept() (net.Conn, error) {
+	conn, ok := <-s.conns
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+
+// Dial implements raft.StreamLayer.
+func (s *raftStream) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	raw, err := s.dial(ctx, "tcp", string(address))
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(raw, s.client)
+	if err := s.handshake(ctx, conn); err != nil {
+		return nil, errors.Join(fmt.Errorf("raft connection to %s: %w", address, err), conn.Close())
+	}
+	return conn, nil
+}
+
+// Close implements net.Listener.
+func (s *raftStream) Close() error {
+	s.stop()
+	err := s.Listener.Close()
+	s.work.Wait()
+	close(s.conns)
+	return err
+}
+
+// pause waits for d or the end of ctx.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
