@@ -31,6 +31,7 @@ type clients struct {
 	workspaces skerryv1connect.WorkspaceServiceClient
 	runners    skerryv1connect.RunnerServiceClient
 	tokens     skerryv1connect.TokenServiceClient
+	transfers  skerryv1connect.TransferServiceClient
 }
 
 func (a *app) contextPath() (string, error) {
@@ -119,6 +120,7 @@ func (a *app) clients() (*clients, error) {
 		workspaces: skerryv1connect.NewWorkspaceServiceClient(doer, base, options...),
 		runners:    skerryv1connect.NewRunnerServiceClient(doer, base, options...),
 		tokens:     skerryv1connect.NewTokenServiceClient(doer, base, options...),
+		transfers:  skerryv1connect.NewTransferServiceClient(doer, base, options...),
 	}, nil
 }
 

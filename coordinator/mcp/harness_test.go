@@ -19,6 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fake answers each call with its function; a call without one fails the test.
 type fake struct {
 	t          testing.TB
+	transfers  Transfers
 	runShell   func(context.Context, *skerryv1.RunShellRequest) (*skerryv1.Execution, error)
 	runCommand func(*skerryv1.RunCommandRequest) (*skerryv1.Execution, error)
 	get        func(*skerryv1.GetExecutionRequest) (*skerryv1.Execution, error)
@@ -88,7 +89,7 @@ type session struct {
 
 func newSession(t testing.TB, f *fake) session {
 	t.Helper()
-	server := NewServer(Clients{Starter: f, Executions: f, Files: f}, Config{Version: "test", Secrets: []string{"", secret}})
+	server := NewServer(Clients{Starter: f, Executions: f, Files: f, Transfers: f.transfers}, Config{Version: "test", Secrets: []string{"", secret}})
 	near, far := sdk.NewInMemoryTransports()
 	served, err := server.Connect(context.Background(), far, nil)
 	if err != nil {

@@ -34,12 +34,22 @@ type Files interface {
 	WriteFile(context.Context, *connect.Request[skerryv1.WriteFileRequest]) (*connect.Response[skerryv1.WriteFileResponse], error)
 }
 
+// Transfers copies files between workspaces.
+type Transfers interface {
+	StartTransfer(context.Context, *connect.Request[skerryv1.StartTransferRequest]) (*connect.Response[skerryv1.StartTransferResponse], error)
+	GetTransfer(context.Context, *connect.Request[skerryv1.GetTransferRequest]) (*connect.Response[skerryv1.GetTransferResponse], error)
+	ListTransfers(context.Context, *connect.Request[skerryv1.ListTransfersRequest]) (*connect.Response[skerryv1.ListTransfersResponse], error)
+	CancelTransfer(context.Context, *connect.Request[skerryv1.CancelTransferRequest]) (*connect.Response[skerryv1.CancelTransferResponse], error)
+	ListTransferWorkspaces(context.Context, *connect.Request[skerryv1.ListTransferWorkspacesRequest]) (*connect.Response[skerryv1.ListTransferWorkspacesResponse], error)
+}
+
 // Clients are the parts of the API that the tools call. The generated Connect
 // clients satisfy them; ExecutionServiceClient is both of the first two.
 type Clients struct {
 	Starter    Starter
 	Executions Executions
 	Files      Files
+	Transfers  Transfers
 }
 
 // Config is what a server needs beside its clients.
@@ -76,5 +86,6 @@ func tools(c Clients) []tool {
 		runShell(c.Starter), runCommand(c.Starter),
 		executionStatus(c.Executions), executionLogs(c.Executions), executionCancel(c.Executions),
 		listFiles(c.Files), readFile(c.Files), writeFile(c.Files),
+		workspaceTransfer(c.Transfers),
 	}
 }
