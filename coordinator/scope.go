@@ -29,6 +29,21 @@ func (c *Coordinator) mayUse(id identity, ws *raftlogv1.Workspace) bool {
 		(ws.GetAgent() == id.subject || c.state.Read().Descends(ws.GetAgent(), id.subject))
 }
 
+// usableWorkspaces lists those that the caller may use.
+func (c *Coordinator) usableWorkspaces(id identity) (out []*raftlogv1.Workspace) {
+	view := c.state.Read()
+	all := view.WorkspacesOfAgent(id.subject)
+	for _, child := range view.Descendants(id.subject) {
+		all = append(all, view.WorkspacesOfAgent(child.GetName())...)
+	}
+	for _, ws := range all {
+		if id.allows(ws.GetRunner()) {
+			out = append(out, ws)
+		}
+	}
+	return out
+}
+
 // seesToken reports whether the caller may list and revoke a token: its own,
 // what that made and, unless it was made by another token, all of its agent and
 // the agent's descendants.

@@ -34,7 +34,7 @@ func (s workspaceService) ListWorkspaces(ctx context.Context, req *connect.Reque
 }
 
 func (s workspaceService) current(ctx context.Context, ws *raftlogv1.Workspace) *skerryv1.Workspace {
-	known := apiWorkspace(ws)
+	known := s.c.apiWorkspace(ws)
 	to, err := s.c.routeSelector(ctx, &skerryv1.WorkspaceSelector{Id: ws.GetId()})
 	if err != nil {
 		return known
@@ -45,15 +45,17 @@ func (s workspaceService) current(ctx context.Context, ws *raftlogv1.Workspace) 
 	if err != nil || len(res.Msg.GetWorkspaces()) != 1 || res.Msg.Workspaces[0].GetId() != ws.GetId() {
 		return known
 	}
+	res.Msg.Workspaces[0].Replication = known.GetReplication()
 	return res.Msg.Workspaces[0]
 }
 
 // currentTimeout bounds the wait for a runner that is linked but does not answer.
 const currentTimeout = 2 * time.Second
 
-func apiWorkspace(ws *raftlogv1.Workspace) *skerryv1.Workspace {
+func (c *Coordinator) apiWorkspace(ws *raftlogv1.Workspace) *skerryv1.Workspace {
 	out := &skerryv1.Workspace{Id: ws.GetId(), Agent: ws.GetAgent(), Runner: ws.GetRunner(), Epoch: ws.GetEpoch(),
 		State: skerryv1.WorkspaceReady}
+	out.Replication = c.replicationOf(ws)
 	head := ws.GetHead()
 	if head == nil {
 		return out

@@ -54,7 +54,7 @@ func (e executions) PortForward(_ context.Context, stream *connect.BidiStream[sk
 	if err := e.refuse(stream.RequestHeader(), first.GetExecutionId()); err != nil {
 		return err
 	}
-	if err := stream.Send(&skerryv1.PortForwardResponse{}); err != nil {
+	if err := stream.Send(&skerryv1.PortForwardResponse{Data: first.GetData()}); err != nil {
 		return err
 	}
 	for {
