@@ -18,6 +18,7 @@ import (
 	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
+	"skerry.internal/proto/skerry/peer/v1/peerv1connect"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
 )
@@ -108,14 +109,15 @@ func TestRunnerJoinsAndLinksByItsCertificate(t *testing.T) {
 	}
 }
 
-// A runner's certificate is no token: it opens links and renews itself, no more.
+// A runner's certificate is no token: it opens links, reads from other runners
+// with a grant and renews itself, no more.
 func TestCertificateOfARunnerMakesNoOtherCalls(t *testing.T) {
 	k := secured(t)
 	id := k.join("r1")
 	transport := &http.Transport{TLSClientConfig: id.ClientTLS(pki.RoleCoordinator), ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	for procedure, rule := range rules {
-		if rule.open || procedure == link.Path {
+		if rule.open || procedure == link.Path || procedure == peerv1connect.PeerServiceFetchProcedure {
 			continue
 		}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, k.url+procedure, strings.NewReader("{}"))

@@ -30,6 +30,10 @@ type clients struct {
 	runners    skerryv1connect.RunnerServiceClient
 	tokens     skerryv1connect.TokenServiceClient
 	cluster    skerryv1connect.ClusterServiceClient
+	agents     skerryv1connect.AgentServiceClient
+	timers     skerryv1connect.TimerServiceClient
+	inbox      skerryv1connect.InboxServiceClient
+	transfers  skerryv1connect.TransferServiceClient
 }
 
 func (a *app) contextPath() (string, error) {
@@ -115,6 +119,10 @@ func (a *app) clients() (*clients, error) {
 		runners:    skerryv1connect.NewRunnerServiceClient(doer, base, options...),
 		tokens:     skerryv1connect.NewTokenServiceClient(doer, base, options...),
 		cluster:    skerryv1connect.NewClusterServiceClient(doer, base, options...),
+		agents:     skerryv1connect.NewAgentServiceClient(doer, base, options...),
+		timers:     skerryv1connect.NewTimerServiceClient(doer, base, options...),
+		inbox:      skerryv1connect.NewInboxServiceClient(doer, base, options...),
+		transfers:  skerryv1connect.NewTransferServiceClient(doer, base, options...),
 	}, nil
 }
 
