@@ -32,6 +32,9 @@ type identity struct {
 	certificate bool
 	// policies are the network policies that the token names.
 	policies []string
+	// permissions and runners bound an agent's token; empty: all.
+	permissions []string
+	runners     []string
 }
 
 // networks is what a runner is told of the network policies that the caller may
@@ -100,9 +103,21 @@ var rules = map[string]rule{
 	rpc.WorkspaceServiceRepairWorkspaceProcedure:     {roles: agents},
 	rpc.WorkspaceServiceRestoreWorkspaceProcedure:    {roles: agents},
 	rpc.RunnerServiceListRunnersProcedure:            {roles: agents, reads: true},
-	rpc.TokenServiceCreateTokenProcedure:             {roles: admins},
-	rpc.TokenServiceListTokensProcedure:              {roles: admins, reads: true},
-	rpc.TokenServiceRevokeTokenProcedure:             {roles: admins},
+	rpc.RunnerServiceExplainPlacementProcedure:       {roles: agents, reads: true},
+	rpc.RunnerServiceCordonRunnerProcedure:           {roles: admins},
+	rpc.RunnerServiceUncordonRunnerProcedure:         {roles: admins},
+	rpc.RunnerServiceDrainRunnerProcedure:            {roles: admins},
+	rpc.RunnerServiceRemoveRunnerProcedure:           {roles: admins},
+	rpc.AgentServiceListAgentsProcedure:              {roles: agents, reads: true},
+	rpc.AgentServiceArchiveAgentProcedure:            {roles: admins},
+	rpc.TimerServiceCreateTimerProcedure:             {roles: agents},
+	rpc.TimerServiceListTimersProcedure:              {roles: agents, reads: true},
+	rpc.TimerServiceCancelTimerProcedure:             {roles: agents},
+	rpc.InboxServiceReadInboxProcedure:               {roles: agents, reads: true},
+	rpc.InboxServiceWatchInboxProcedure:              {roles: agents, reads: true},
+	rpc.TokenServiceCreateTokenProcedure:             {roles: agents},
+	rpc.TokenServiceListTokensProcedure:              {roles: agents, reads: true},
+	rpc.TokenServiceRevokeTokenProcedure:             {roles: agents},
 	rpc.JoinServiceJoinProcedure:                     {open: true},
 	rpc.JoinServiceRenewProcedure:                    {open: true},
 	rpc.JoinServiceCreateJoinTokenProcedure:          {roles: admins},
@@ -117,7 +132,7 @@ var rules = map[string]rule{
 	rpc.ClusterServiceTransferLeadershipProcedure:    {roles: admins},
 	rpc.ClusterServiceSaveSnapshotProcedure:          {roles: admins, reads: true},
 	rpc.ClusterServiceRestoreSnapshotProcedure:       {roles: admins},
-	rpc.ClusterServiceAnnounceMemberProcedure:        {roles: coordinators},
+	rpc.ClusterServiceAnnounceMemberProcedure:        {roles: coordinators, open: true},
 	rpc.MemberServiceGetMemberStatsProcedure:         {roles: coordinators, reads: true},
 	link.Path:                                        {roles: runners},
 
@@ -154,8 +169,12 @@ func (c *Coordinator) authorize(next http.Handler) http.Handler {
 		case !slices.Contains(rule.roles, id.role):
 			refuse(w, r, problem.New(connect.CodePermissionDenied, problem.PermissionDenied,
 				"use a token with role "+strings.Join(rule.roles, " or "), "a token with role %s may not make this call", id.role))
+		case !id.may(rule.needs):
+			refuse(w, r, noPermission(rule.needs))
 		default:
-			next.ServeHTTP(w, r.WithContext(withIdentity(r.Context(), id)))
+			if err := c.underToken(next, w, r, id); err != nil {
+				refuse(w, r, err)
+			}
 		}
 	})
 }
@@ -195,9 +214,10 @@ func (c *Coordinator) authenticate(r *http.Request, now time.Time) (identity, *p
 	case token.GetRevoked() != nil:
 		return identity{}, unauthenticated("the token was revoked")
 	case expired(token, now):
-		return identity{}, unauthenticated("the token has expired")
+		return identity{}, tokenExpired()
 	}
-	out := identity{tokenID: id, role: token.GetRole(), subject: token.GetSubject(), policies: token.GetNetworkPolicies()}
+	out := identity{tokenID: id, role: token.GetRole(), subject: token.GetSubject(), policies: token.GetNetworkPolicies(),
+		permissions: token.GetPermissions(), runners: token.GetRunners()}
 	if token.GetExpires() != nil {
 		out.expires = token.GetExpires().AsTime()
 	}

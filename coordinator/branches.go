@@ -60,6 +60,9 @@ func (s workspaceService) ListBranches(ctx context.Context, req *connect.Request
 	out := &skerryv1.ListBranchesResponse{}
 	for _, ws := range list {
 		for _, b := range view.BranchesOfWorkspace(ws.GetId()) {
+			if !id.allows(b.GetRunner()) {
+				continue
+			}
 			out.Branches = append(out.Branches, apiBranch(b))
 		}
 	}
@@ -96,8 +99,8 @@ func (s workspaceService) SetReplication(ctx context.Context, req *connect.Reque
 		return nil, problem.Invalid("policy", "use none, on_commit, interval, or nothing for the configured one", "unknown policy")
 	}
 	if to := req.Msg.GetTarget(); to != "" {
-		if view.Runner(to) == nil {
-			return nil, unknownRunner(view, to, "target")
+		if view.Runner(to) == nil || !id.allows(to) {
+			return nil, unknownRunner(view, id, to, "target")
 		}
 		if to == ws.GetRunner() {
 			return nil, problem.Invalid("target", "name another runner", "the workspace itself is on runner %q", to)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"skerry.internal/config"
+	"skerry.internal/coordinator/placement"
 )
 
 // EnvPrefix is the prefix of environment variables that override Config.
@@ -39,8 +40,16 @@ type Config struct {
 	// RunnerGrace is how long a runner whose link ended counts as up, in the hope
 	// that it dials again at once.
 	RunnerGrace config.Duration `yaml:"runner_grace"`
+	Placement   Placement       `yaml:"placement"`
 	Replication Replication     `yaml:"replication"`
 	Log         config.Log      `yaml:"log"`
+}
+
+// Placement says how a runner is chosen for an agent's first workspace.
+type Placement struct {
+	// Policy is spread (the least busy runner) or pack (the busiest one that has a
+	// free slot).
+	Policy string `yaml:"policy"`
 }
 
 // TLS says how the API is served.
@@ -123,6 +132,7 @@ func DefaultConfig() Config {
 		},
 		TLS:         TLS{Names: []string{}},
 		RunnerGrace: config.Duration(2 * time.Second),
+		Placement:   Placement{Policy: placement.Spread},
 		Replication: defaultReplication(),
 		Log:         config.DefaultLog(),
 	}
@@ -131,7 +141,7 @@ func DefaultConfig() Config {
 // Validate gives the first value that cannot be used, as a *config.FieldError.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.validateAddresses, c.validateCluster, c.validateRaft, c.validateLimits, c.validateReplication, func() error { return c.Log.Validate("log") },
+		c.validateAddresses, c.validateCluster, c.validateRaft, c.validateLimits, c.validatePlacement, c.validateReplication, func() error { return c.Log.Validate("log") },
 	} {
 		if err := check(); err != nil {
 			return err
@@ -199,6 +209,14 @@ func (c *Config) validateLimits() error {
 		return bad("limits.max_in_flight", "is 0", "use 8192")
 	}
 	return nil
+}
+
+func (c *Config) validatePlacement() error {
+	switch c.Placement.Policy {
+	case placement.Spread, placement.Pack:
+		return nil
+	}
+	return bad("placement.policy", "is unknown", "use spread or pack")
 }
 
 func bad(field, problem, remedy string) error {

@@ -24,7 +24,8 @@ type Deps struct {
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil: nobody reads them.
 	Registerer prometheus.Registerer
-	// Version of the program, which the other coordinators are told.
+	// Version of the program, which the other coordinators are told; runners too far
+	// from it are flagged or refused.
 	Version string
 
 	hooks hooks
@@ -67,6 +68,8 @@ type Coordinator struct {
 	links    *linkSet
 	identity *pki.Identity
 	assigns  keyLock
+	calls    callSet
+	seen     seenEnds
 	handler  http.Handler
 	inFlight atomic.Int64
 	closing  atomic.Bool

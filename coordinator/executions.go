@@ -24,22 +24,43 @@ type executionService struct{ c *Coordinator }
 
 // RunShell implements ExecutionServiceHandler.
 func (s executionService) RunShell(ctx context.Context, req *connect.Request[skerryv1.RunShellRequest]) (*connect.Response[skerryv1.RunShellResponse], error) {
-	opts := req.Msg.GetOptions()
-	to, err := s.c.routeRunner(ctx, opts.GetRunner(), "options.runner")
+	to, end, err := s.start(ctx, req.Msg.GetOptions())
 	if err != nil {
 		return nil, err
 	}
-	return forward(ctx, to, req.Msg, to.link.executions.RunShell, byKey(opts.GetIdempotencyKey()))
+	defer end()
+	res, err := forward(ctx, to, req.Msg, to.link.executions.RunShell, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	if err == nil {
+		s.c.saw(ctx, res.Msg.GetExecution())
+	}
+	return res, err
 }
 
 // RunCommand implements ExecutionServiceHandler.
 func (s executionService) RunCommand(ctx context.Context, req *connect.Request[skerryv1.RunCommandRequest]) (*connect.Response[skerryv1.RunCommandResponse], error) {
-	opts := req.Msg.GetOptions()
-	to, err := s.c.routeRunner(ctx, opts.GetRunner(), "options.runner")
+	to, end, err := s.start(ctx, req.Msg.GetOptions())
 	if err != nil {
 		return nil, err
 	}
-	return forward(ctx, to, req.Msg, to.link.executions.RunCommand, byKey(opts.GetIdempotencyKey()))
+	defer end()
+	res, err := forward(ctx, to, req.Msg, to.link.executions.RunCommand, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	if err == nil {
+		s.c.saw(ctx, res.Msg.GetExecution())
+	}
+	return res, err
+}
+
+// start routes a call that starts an execution.
+func (s executionService) start(ctx context.Context, opts *skerryv1.RunOptions) (to target, end func(), err error) {
+	w := wish{runner: opts.GetRunner(), field: "options.runner"}
+	if w.selector, err = conditions(opts.GetRunnerSelector(), "options.runnerSelector"); err != nil {
+		return target{}, nil, err
+	}
+	if to, err = s.c.routeRunner(ctx, w); err != nil {
+		return target{}, nil, err
+	}
+	end, err = s.c.beginStart(to)
+	return to, end, err
 }
 
 // GetExecution implements ExecutionServiceHandler.
@@ -48,7 +69,11 @@ func (s executionService) GetExecution(ctx context.Context, req *connect.Request
 	if err != nil {
 		return nil, err
 	}
-	return forward(ctx, to, req.Msg, to.link.executions.GetExecution, reads)
+	res, err := forward(ctx, to, req.Msg, to.link.executions.GetExecution, reads)
+	if err == nil {
+		s.c.saw(ctx, res.Msg.GetExecution())
+	}
+	return res, err
 }
 
 // ReadExecutionLogs implements ExecutionServiceHandler.
@@ -66,7 +91,9 @@ func (s executionService) FollowExecutionLogs(ctx context.Context, req *connect.
 	if err != nil {
 		return err
 	}
-	return relay(ctx, to, req.Msg, out, to.link.executions.FollowExecutionLogs)
+	return relay(ctx, to, req.Msg, out, to.link.executions.FollowExecutionLogs, func(msg *skerryv1.FollowExecutionLogsResponse) {
+		s.c.saw(ctx, msg.GetExecution())
+	})
 }
 
 // CancelExecution implements ExecutionServiceHandler.
@@ -75,7 +102,11 @@ func (s executionService) CancelExecution(ctx context.Context, req *connect.Requ
 	if err != nil {
 		return nil, err
 	}
-	return forward(ctx, to, req.Msg, to.link.executions.CancelExecution, repeatable)
+	res, err := forward(ctx, to, req.Msg, to.link.executions.CancelExecution, repeatable)
+	if err == nil {
+		s.c.saw(ctx, res.Msg.GetExecution())
+	}
+	return res, err
 }
 
 // ListExecutions implements ExecutionServiceHandler. It merges the answers of
@@ -121,15 +152,21 @@ func pageRequest(req *skerryv1.ListExecutionsRequest) (*skerryv1.ListExecutionsR
 }
 
 // runnersToAsk gives the agent's workspaces, or the one on the named runner.
+// Runners that the token is not for, or that were removed, are not asked.
 func (c *Coordinator) runnersToAsk(ctx context.Context, runner string) ([]*raftlogv1.Workspace, error) {
-	view, agent := c.state.Read(), caller(ctx).subject
+	view, id := c.state.Read(), caller(ctx)
 	if runner == "" {
-		return view.WorkspacesOfAgent(agent), nil
+		return slices.DeleteFunc(view.WorkspacesOfAgent(id.subject), func(ws *raftlogv1.Workspace) bool {
+			return ws.GetLost() || !id.allows(ws.GetRunner())
+		}), nil
+	}
+	if !id.allows(runner) {
+		return nil, id.outOfScope(runner, "runner")
 	}
 	if view.Runner(runner) == nil {
-		return nil, unknownRunner(view, runner, "runner")
+		return nil, unknownRunner(view, id, runner, "runner")
 	}
-	if ws := view.WorkspaceOf(agent, runner); ws != nil {
+	if ws := view.WorkspaceOf(id.subject, runner); ws != nil && !ws.GetLost() {
 		return []*raftlogv1.Workspace{ws}, nil
 	}
 	return nil, nil

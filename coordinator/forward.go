@@ -49,9 +49,10 @@ func forward[Req, Res any](ctx context.Context, to target, msg *Req, call unary[
 }
 
 // relay passes a stream from the runner on to the caller, a message at a time:
-// the next is taken only when the caller's connection took the last.
+// the next is taken only when the caller's connection took the last. Each of
+// passed is told of every message that it took.
 func relay[Req, Res any](ctx context.Context, to target, msg *Req, out *connect.ServerStream[Res],
-	call func(context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error)) error {
+	call func(context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error), passed ...func(*Res)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	req := connect.NewRequest(msg)
@@ -64,6 +65,9 @@ func relay[Req, Res any](ctx context.Context, to target, msg *Req, out *connect.
 	for in.Receive() {
 		if err := out.Send(in.Msg()); err != nil {
 			return err
+		}
+		for _, note := range passed {
+			note(in.Msg())
 		}
 	}
 	if err := in.Err(); err != nil {

@@ -140,6 +140,9 @@ type api struct {
 	workspaces rpc.WorkspaceServiceClient
 	runners    rpc.RunnerServiceClient
 	tokens     rpc.TokenServiceClient
+	agents     rpc.AgentServiceClient
+	timers     rpc.TimerServiceClient
+	inbox      rpc.InboxServiceClient
 }
 
 func (k *cluster) as(token string, opts ...connect.ClientOption) api {
@@ -150,6 +153,9 @@ func (k *cluster) as(token string, opts ...connect.ClientOption) api {
 		workspaces: rpc.NewWorkspaceServiceClient(b, k.url, opts...),
 		runners:    rpc.NewRunnerServiceClient(b, k.url, opts...),
 		tokens:     rpc.NewTokenServiceClient(b, k.url, opts...),
+		agents:     rpc.NewAgentServiceClient(b, k.url, opts...),
+		timers:     rpc.NewTimerServiceClient(b, k.url, opts...),
+		inbox:      rpc.NewInboxServiceClient(b, k.url, opts...),
 	}
 }
 

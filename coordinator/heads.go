@@ -41,6 +41,9 @@ func (c *Coordinator) followHeads(ctx context.Context, l *runnerLink) error {
 		msg := stream.Msg()
 		l.running.Store(msg.GetRunning())
 		l.queued.Store(msg.GetQueued())
+		if len(msg.GetDevices())+len(msg.GetEnvironments()) > 0 {
+			l.take(msg.GetDevices(), msg.GetEnvironments())
+		}
 		feed.offer(msg.GetWorkspaces())
 	}
 	if err := stream.Err(); err != nil {

@@ -15,7 +15,7 @@ import (
 
 // WriteInput implements ExecutionServiceHandler.
 func (s executionService) WriteInput(ctx context.Context, req *connect.Request[skerryv1.WriteInputRequest]) (*connect.Response[skerryv1.WriteInputResponse], error) {
-	to, err := s.c.routeExecution(ctx, req.Msg.GetExecutionId())
+	to, err := s.c.routeOwnExecution(ctx, req.Msg.GetExecutionId())
 	if err != nil {
 		return nil, err
 	}
@@ -24,7 +24,7 @@ func (s executionService) WriteInput(ctx context.Context, req *connect.Request[s
 
 // ResizeTerminal implements ExecutionServiceHandler.
 func (s executionService) ResizeTerminal(ctx context.Context, req *connect.Request[skerryv1.ResizeTerminalRequest]) (*connect.Response[skerryv1.ResizeTerminalResponse], error) {
-	to, err := s.c.routeExecution(ctx, req.Msg.GetExecutionId())
+	to, err := s.c.routeOwnExecution(ctx, req.Msg.GetExecutionId())
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (s executionService) PortForward(ctx context.Context, stream *forwardStream
 	if err != nil {
 		return err
 	}
-	to, err := s.c.routeExecution(ctx, first.GetExecutionId())
+	to, err := s.c.routeOwnExecution(ctx, first.GetExecutionId())
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func (o observer) WrapStreamingClient(next connect.StreamingClientFunc) connect.
 
 func (o observer) end(ctx context.Context, spec connect.Spec, start time.Time, err error) error {
 	code := "ok"
-	err = worded(ctx, spec.Procedure, err)
+	err = worded(ctx, spec.Procedure, withCause(ctx, err))
 	wire := problem.Connect(err)
 	if err != nil {
 		code = connect.CodeOf(wire).String()

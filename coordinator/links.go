@@ -14,6 +14,7 @@ import (
 	"skerry.internal/coordinator/state"
 	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/link"
+	skerryv1 "skerry.internal/proto/skerry/v1"
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
 	"skerry.internal/proto/wire"
 )
@@ -39,6 +40,46 @@ type runnerLink struct {
 
 	// As the runner last told.
 	running, queued atomic.Uint32
+	told            atomic.Pointer[inventory]
+	// starting counts calls that may start an execution; live what a drain last saw.
+	starting atomic.Int64
+	live     atomic.Uint32
+}
+
+// inventory is what a runner has to offer, as it last told. It is not in the
+// replicated state: the next leader is told anew.
+type inventory struct {
+	devices      []*skerryv1.DeviceCount
+	environments []string
+}
+
+func (l *runnerLink) inventory() inventory {
+	if told := l.told.Load(); told != nil {
+		return *told
+	}
+	return inventory{}
+}
+
+// Bounds of an inventory; what is beyond is left out.
+const (
+	maxDevices      = 16
+	maxEnvironments = 256
+)
+
+// take keeps what a runner tells of its devices and environments.
+func (l *runnerLink) take(devices []*skerryv1.DeviceCount, environments []string) {
+	told := &inventory{}
+	for _, d := range devices[:min(len(devices), maxDevices)] {
+		if len(d.GetKind()) <= maxLabelText {
+			told.devices = append(told.devices, d)
+		}
+	}
+	for _, e := range environments[:min(len(environments), maxEnvironments)] {
+		if len(e) <= maxLabelText {
+			told.environments = append(told.environments, e)
+		}
+	}
+	l.told.Store(told)
 }
 
 func newRunnerLink(name string, number uint32, tokenID string, conn *link.ClientConn) *runnerLink {

@@ -94,13 +94,13 @@ func explainLoss(err error) error {
 }
 
 // newHome checks the runner that was asked for, or chooses one: the one that has
-// the replica, else the least busy.
+// the replica, else the one that placement prefers.
 func (c *Coordinator) newHome(ws *raftlogv1.Workspace, to string) (string, error) {
 	view := c.state.Read()
 	fits := func(runner string) bool { return mayTake(view, ws, runner) }
 	switch has := ws.GetReplica().GetRunner(); {
 	case to != "" && view.Runner(to) == nil:
-		return "", unknownRunner(view, to, "to")
+		return "", unknownRunner(view, identity{role: skerryv1.RoleAdmin}, to, "to")
 	case to != "" && c.links.get(to) == nil:
 		return "", unreachable(to)
 	case to != "":
@@ -108,7 +108,7 @@ func (c *Coordinator) newHome(ws *raftlogv1.Workspace, to string) (string, error
 	case has != "" && fits(has) && c.links.get(has) != nil:
 		return has, nil
 	}
-	if to = c.leastBusy(fits); to == "" {
+	if to = c.choose(ws, fits); to == "" {
 		return "", problem.New(connect.CodeUnavailable, problem.NoRunner, "start a runner where the agent has no workspace and no branch of this one",
 			"no runner is up that could take the workspace").Retry()
 	}

@@ -10,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"skerry.internal/coordinator/placement"
 	"skerry.internal/coordinator/state"
 	"skerry.internal/proto/ids"
 	"skerry.internal/proto/problem"
@@ -32,27 +33,79 @@ func (t target) address(ctx context.Context, h http.Header) {
 	h.Set(skerryv1.HeaderEpoch, strconv.FormatUint(t.workspace.GetEpoch(), 10))
 }
 
-// routeExecution finds the runner whose number the id carries. Ids that are
-// malformed, of unknown runners or of runners where the agent has no workspace
-// are all answered alike, so that nobody learns what exists. Whether the
-// execution is the agent's own is for the runner to check.
-func (c *Coordinator) routeExecution(ctx context.Context, text string) (target, error) {
-	missing := problem.Missing("executionId", "no such execution")
-	id, err := ids.Parse(ids.Execution, text)
+// routeOwnExecution finds the runner whose number the id carries. Ids that are
+// malformed, of unknown runners, of runners that the token is not for or where
+// the agent has no workspace are all answered alike, so that nobody learns what
+// exists. Whether the execution is the agent's own is for the runner to check.
+func (c *Coordinator) routeOwnExecution(ctx context.Context, text string) (target, error) {
+	runner, err := c.executionRunner(ctx, text)
 	if err != nil {
-		return target{}, missing
+		return target{}, err
 	}
-	view := c.state.Read()
-	runner := view.RunnerByNumber(id.Runner())
-	if runner == nil {
-		return target{}, missing
-	}
-	ws := workspaceAt(view, caller(ctx).subject, runner.GetName())
+	ws := workspaceAt(c.state.Read(), caller(ctx).subject, runner)
 	if ws == nil {
-		return target{}, missing
+		return target{}, noExecution()
 	}
 	return c.reach(ws)
 }
+
+// routeExecution is routeOwnExecution, for executions of descendants too: the
+// runner is asked whose it is when a descendant has a workspace there.
+func (c *Coordinator) routeExecution(ctx context.Context, text string) (target, error) {
+	runner, err := c.executionRunner(ctx, text)
+	if err != nil {
+		return target{}, err
+	}
+	view, agent := c.state.Read(), caller(ctx).subject
+	for _, child := range view.Descendants(agent) {
+		if ws := workspaceAt(view, child.GetName(), runner); ws != nil {
+			return c.routeFamily(ctx, view, ws, text)
+		}
+	}
+	return c.routeOwnExecution(ctx, text)
+}
+
+// routeFamily asks the runner of ws whose an execution is. An older runner does
+// not tell: there only the caller's own are found.
+func (c *Coordinator) routeFamily(ctx context.Context, view state.Reader, ws *raftlogv1.Workspace, text string) (target, error) {
+	to, err := c.reach(ws)
+	if err != nil {
+		return target{}, err
+	}
+	res, err := to.link.control.FindExecution(ctx, connect.NewRequest(&skerryv1.FindExecutionRequest{ExecutionId: text}))
+	switch connect.CodeOf(err) {
+	case connect.CodeNotFound:
+		return target{}, noExecution()
+	case connect.CodeUnimplemented:
+		return c.routeOwnExecution(ctx, text)
+	}
+	if err != nil {
+		return target{}, to.failure(ctx, err, reads)
+	}
+	owner := res.Msg.GetAgent()
+	if owner != caller(ctx).subject && !view.Descends(owner, caller(ctx).subject) {
+		return target{}, noExecution()
+	}
+	if to.workspace = workspaceAt(view, owner, ws.GetRunner()); to.workspace == nil {
+		return target{}, noExecution()
+	}
+	return to, nil
+}
+
+// executionRunner is the name of the runner that an id carries.
+func (c *Coordinator) executionRunner(ctx context.Context, text string) (string, error) {
+	id, err := ids.Parse(ids.Execution, text)
+	if err != nil {
+		return "", noExecution()
+	}
+	runner := c.state.Read().RunnerByNumber(id.Runner())
+	if runner == nil || !caller(ctx).allows(runner.GetName()) {
+		return "", noExecution()
+	}
+	return runner.GetName(), nil
+}
+
+func noExecution() *problem.Error { return problem.Missing("executionId", "no such execution") }
 
 // routeSelector finds, or makes, the workspace that a selector means.
 func (c *Coordinator) routeSelector(ctx context.Context, sel *skerryv1.WorkspaceSelector) (target, error) {
@@ -60,10 +113,10 @@ func (c *Coordinator) routeSelector(ctx context.Context, sel *skerryv1.Workspace
 		return c.routeBranch(ctx, sel)
 	}
 	if sel.GetId() == "" {
-		return c.routeRunner(ctx, sel.GetRunner(), "workspace.runner")
+		return c.routeRunner(ctx, wish{runner: sel.GetRunner(), field: "workspace.runner"})
 	}
 	ws := c.state.Read().Workspace(sel.GetId())
-	if ws == nil || ws.GetAgent() != caller(ctx).subject {
+	if !c.mayUse(caller(ctx), ws) {
 		return target{}, problem.Missing("workspace.id", "no such workspace")
 	}
 	if sel.GetRunner() != "" && sel.GetRunner() != ws.GetRunner() {
@@ -72,45 +125,69 @@ func (c *Coordinator) routeSelector(ctx context.Context, sel *skerryv1.Workspace
 	return c.reach(ws)
 }
 
+// wish is which runner a call asks for.
+type wish struct {
+	runner string
+	// field names the request's field that holds the runner.
+	field string
+	// selector bounds the choice where the agent has no runner yet.
+	selector []placement.Condition
+}
+
 // routeRunner finds, or makes, the caller's workspace on the named runner;
-// unnamed: on its default runner, else on one that placement chooses. field
-// names the request's field that holds the runner.
-func (c *Coordinator) routeRunner(ctx context.Context, runner, field string) (target, error) {
-	agent := caller(ctx).subject
-	view := c.state.Read()
-	name := runner
+// unnamed: on the runner that it uses, else on one that placement chooses.
+func (c *Coordinator) routeRunner(ctx context.Context, w wish) (target, error) {
+	id, view := caller(ctx), c.state.Read()
+	if w.runner != "" && !id.allows(w.runner) {
+		return target{}, id.outOfScope(w.runner, w.field)
+	}
+	name := w.runner
 	if name == "" {
-		name = view.Agent(agent).GetDefaultRunner()
+		name = usualRunner(view, id)
 	}
 	if name != "" {
-		if ws := view.WorkspaceOf(agent, name); ws != nil {
+		if ws := view.WorkspaceOf(id.subject, name); ws != nil {
 			return c.reach(ws)
 		}
 		if view.Runner(name) == nil {
-			return target{}, unknownRunner(view, name, field)
+			return target{}, unknownRunner(view, id, name, w.field)
 		}
 	}
-	return c.assign(ctx, agent, runner)
+	return c.assign(ctx, id, w)
+}
+
+// usualRunner is the one that the agent uses: its first. A token that is not for
+// that one goes to another where the agent has a workspace.
+func usualRunner(view state.Reader, id identity) string {
+	if name := view.Agent(id.subject).GetDefaultRunner(); name == "" || id.allows(name) {
+		return name
+	}
+	for _, ws := range view.WorkspacesOfAgent(id.subject) {
+		if id.allows(ws.GetRunner()) {
+			return ws.GetRunner()
+		}
+	}
+	return ""
 }
 
 // assign commits a new workspace. Two first calls of one agent at once must not
 // be placed on two runners, so they come one after the other.
-func (c *Coordinator) assign(ctx context.Context, agent, runner string) (target, error) {
-	unlock, err := c.assigns.lock(ctx, agent)
+func (c *Coordinator) assign(ctx context.Context, id identity, w wish) (target, error) {
+	unlock, err := c.assigns.lock(ctx, id.subject)
 	if err != nil {
 		return target{}, err
 	}
 	defer unlock()
-	view := c.state.Read()
+	view, runner := c.state.Read(), w.runner
 	if runner == "" {
-		runner = view.Agent(agent).GetDefaultRunner()
+		runner = usualRunner(view, id)
 	}
 	if runner == "" {
-		if runner, err = c.placeAgent(); err != nil {
+		if runner, err = c.placeAgent(view, id, w.selector); err != nil {
 			return target{}, err
 		}
 	}
-	if ws := view.WorkspaceOf(agent, runner); ws != nil {
+	if ws := view.WorkspaceOf(id.subject, runner); ws != nil {
 		return c.reach(ws)
 	}
 	// A runner that is down gets no workspaces: the call would fail anyway.
@@ -118,11 +195,19 @@ func (c *Coordinator) assign(ctx context.Context, agent, runner string) (target,
 	if live == nil {
 		return target{}, unreachable(runner)
 	}
-	ws, err := c.commitWorkspace(ctx, agent, runner, live.number)
+	ws, err := c.commitWorkspace(ctx, id.subject, runner, live.number)
 	if err != nil {
-		return target{}, err
+		return target{}, cordonRemedy(err)
 	}
 	return c.reach(ws)
+}
+
+func cordonRemedy(err error) error {
+	if e := asProblem(err); e.Reason == problem.RunnerCordoned {
+		e.Remedy = "name another runner (skerry runner explain), or none to have one chosen"
+		return e
+	}
+	return err
 }
 
 func (c *Coordinator) commitWorkspace(ctx context.Context, agent, runner string, number uint32) (*raftlogv1.Workspace, error) {
@@ -135,21 +220,11 @@ func (c *Coordinator) commitWorkspace(ctx context.Context, agent, runner string,
 	return answer.GetWorkspace(), nil
 }
 
-func (c *Coordinator) placeAgent() (string, error) {
-	var candidates []candidate
-	for _, l := range c.links.all() {
-		candidates = append(candidates, candidate{name: l.name, running: l.running.Load(), queued: l.queued.Load()})
-	}
-	name, ok := place(candidates)
-	if !ok {
-		return "", problem.New(connect.CodeUnavailable, problem.NoRunner,
-			"start a runnerd, or wait until one is up (skerry runner list)", "no runner is up").Retry()
-	}
-	return name, nil
-}
-
 // reach gives the live link of a workspace's runner.
 func (c *Coordinator) reach(ws *raftlogv1.Workspace) (target, error) {
+	if ws.GetLost() {
+		return target{}, lostWorkspace(ws)
+	}
 	if ws.GetRestore() != nil {
 		return target{}, moving(ws)
 	}
@@ -165,11 +240,13 @@ func unreachable(runner string) *problem.Error {
 		"repeat the call when the runner is up again (skerry runner list)", "runner %q is not connected", runner).Retry()
 }
 
-func unknownRunner(view state.Reader, name, field string) *problem.Error {
+func unknownRunner(view state.Reader, id identity, name, field string) *problem.Error {
 	const most = 20
 	var known []string
 	for _, r := range view.Runners() {
-		known = append(known, r.GetName())
+		if id.allows(r.GetName()) {
+			known = append(known, r.GetName())
+		}
 	}
 	list := strings.Join(known[:min(len(known), most)], ", ")
 	if len(known) > most {

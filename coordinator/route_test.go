@@ -8,41 +8,11 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"pgregory.net/rapid"
 
 	"skerry.internal/proto/ids"
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
-
-func TestPlacement(t *testing.T) {
-	tests := []struct {
-		name string
-		from []candidate
-		want string
-	}{
-		{"nobody", nil, ""},
-		{"one", []candidate{{"a", 9, 9}}, "a"},
-		{"least busy", []candidate{{"a", 1, 1}, {"b", 1, 0}, {"c", 0, 2}}, "b"},
-		{"by name", []candidate{{"b", 1, 0}, {"a", 0, 1}}, "a"},
-		{"no overflow", []candidate{{"a", 1 << 31, 1 << 31}, {"b", 1, 0}}, "b"},
-	}
-	for _, tt := range tests {
-		if got, ok := place(tt.from); got != tt.want || ok != (tt.want != "") {
-			t.Errorf("%s: %q %v, want %q", tt.name, got, ok, tt.want)
-		}
-	}
-	// The order of candidates never matters.
-	rapid.Check(t, func(t *rapid.T) {
-		list := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) candidate {
-			return candidate{rapid.StringMatching(`[a-d]{1,2}`).Draw(t, "name"), rapid.Uint32Range(0, 3).Draw(t, "r"), rapid.Uint32Range(0, 3).Draw(t, "q")}
-		}), 1, 6, func(c candidate) string { return c.name }).Draw(t, "list")
-		want, _ := place(list)
-		if got, _ := place(rapid.Permutation(list).Draw(t, "order")); got != want {
-			t.Fatalf("%s, then %s", want, got)
-		}
-	})
-}
 
 func TestCallsReachTheAgentsWorkspace(t *testing.T) {
 	k := start(t)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -115,13 +116,23 @@ func (c *Coordinator) runLink(ctx context.Context, l *runnerLink) error {
 		return fmt.Errorf("mark runner up: %w", err)
 	}
 	c.logger.InfoContext(ctx, "runner up", "runner", l.name, "number", l.number)
-	err := c.followHeads(ctx, l)
+	err := c.follow(ctx, l)
 	c.links.remove(l, c.cfg.RunnerGrace.D(), func() { c.markDown(l.name) })
 	// The runner may be stopping in order: its running calls may still answer.
 	draining, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	l.conn.Drain(draining)
 	return err
+}
+
+// follow takes in what the runner tells until its stream of workspaces ends.
+func (c *Coordinator) follow(ctx context.Context, l *runnerLink) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var ends sync.WaitGroup
+	ends.Go(func() { c.followEnds(ctx, l) })
+	defer ends.Wait()
+	defer cancel()
+	return c.followHeads(ctx, l)
 }
 
 // attach tells the runner its number and commits what it tells of itself.
@@ -137,8 +148,12 @@ func (c *Coordinator) attach(ctx context.Context, l *runnerLink) error {
 	if err := checkRunner(l.name, told); err != nil {
 		return fmt.Errorf("attach runner: %w", err)
 	}
+	if err := c.refuseVersion(told.GetVersion()); err != nil {
+		return fmt.Errorf("attach runner: %w", err)
+	}
 	l.running.Store(told.GetRunning())
 	l.queued.Store(told.GetQueued())
+	l.take(told.GetDevices(), told.GetEnvironments())
 	if known := c.state.Read().Runner(l.name); sameRunner(known, told) {
 		return nil
 	}
@@ -174,8 +189,8 @@ func sameRunner(known *raftlogv1.Runner, told *skerryv1.Runner) bool {
 
 // commitRunnerState commits a change of state only, never a heartbeat.
 func (c *Coordinator) commitRunnerState(ctx context.Context, name, state string) error {
-	if c.state.Read().Runner(name).GetState() == state {
-		return nil
+	if known := c.state.Read().Runner(name); known == nil || known.GetState() == state {
+		return nil // removed meanwhile, or no change
 	}
 	_, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_SetRunnerState{
 		SetRunnerState: &raftlogv1.SetRunnerState{Name: name, State: state}}})
@@ -210,20 +225,39 @@ type runnerService struct{ c *Coordinator }
 
 // ListRunners implements RunnerServiceHandler: the replicated state with the
 // live links' load.
-func (s runnerService) ListRunners(context.Context, *connect.Request[skerryv1.ListRunnersRequest]) (*connect.Response[skerryv1.ListRunnersResponse], error) {
+func (s runnerService) ListRunners(ctx context.Context, _ *connect.Request[skerryv1.ListRunnersRequest]) (*connect.Response[skerryv1.ListRunnersResponse], error) {
 	out := &skerryv1.ListRunnersResponse{}
 	for _, r := range s.c.state.Read().Runners() {
-		out.Runners = append(out.Runners, apiRunner(r, s.c.links.get(r.GetName())))
+		if caller(ctx).allows(r.GetName()) {
+			out.Runners = append(out.Runners, s.c.apiRunner(r))
+		}
 	}
 	return connect.NewResponse(out), nil
 }
 
-func apiRunner(r *raftlogv1.Runner, live *runnerLink) *skerryv1.Runner {
+func (c *Coordinator) apiRunner(r *raftlogv1.Runner) *skerryv1.Runner {
+	live := c.links.get(r.GetName())
 	out := &skerryv1.Runner{Name: r.GetName(), Number: r.GetNumber(), State: skerryv1.RunnerDown, Tier: r.GetTier(),
-		Labels: r.GetLabels(), Version: r.GetVersion(), Slots: r.GetSlots(), LastSeen: r.GetChanged()}
+		Labels: r.GetLabels(), Version: r.GetVersion(), Slots: r.GetSlots(), LastSeen: r.GetChanged(), Schedule: r.GetSchedule(), ScheduleReason: r.GetScheduleReason(),
+		Drain: apiDrain(r, live), VersionSkew: versionSkew(c.version, r.GetVersion())}
 	if live != nil {
+		told := live.inventory()
+		out.Devices, out.Environments = told.devices, told.environments
 		out.State, out.LastSeen = skerryv1.RunnerUp, timestamppb.New(live.conn.LastSeen())
 		out.Running, out.Queued = live.running.Load(), live.queued.Load()
+	}
+	return out
+}
+
+func apiDrain(r *raftlogv1.Runner, live *runnerLink) *skerryv1.RunnerDrain {
+	d := r.GetDrain()
+	if d == nil {
+		return nil
+	}
+	out := &skerryv1.RunnerDrain{Started: d.GetStarted(), Deadline: d.GetDeadline(), LeaveRunning: d.GetLeaveRunning(), Ended: d.GetEnded(),
+		Cancelled: d.GetCancelled(), Left: d.GetLeft(), Detail: d.GetDetail()}
+	if live != nil && d.GetEnded() == nil {
+		out.Remaining = live.live.Load()
 	}
 	return out
 }

@@ -102,7 +102,7 @@ func (c *Coordinator) setEnds(ctx context.Context, t *raftlogv1.Transfer, req *s
 	t.SourceRunner, t.SourceEpoch = source.GetRunner(), source.GetEpoch()
 	if req.GetSourceBranch() != "" {
 		b := view.Branch(req.GetSourceBranch())
-		if b == nil || b.GetWorkspace() != source.GetId() {
+		if b == nil || b.GetWorkspace() != source.GetId() || !id.allows(b.GetRunner()) {
 			return problem.Missing("sourceBranch", "no such branch of the source workspace")
 		}
 		t.SourceRunner, t.SourceEpoch = b.GetRunner(), b.GetEpoch()
@@ -140,10 +140,15 @@ func (c *Coordinator) currentHead(ctx context.Context, ws *raftlogv1.Workspace) 
 // ownTransfer finds a transfer of the caller; others' are answered like none.
 func (c *Coordinator) ownTransfer(ctx context.Context, id string) (*raftlogv1.Transfer, error) {
 	t := c.state.Read().Transfer(id)
-	if t == nil || t.GetAgent() != caller(ctx).subject {
+	if t == nil || !caller(ctx).ownsTransfer(t) {
 		return nil, problem.Missing("transferId", "no such transfer")
 	}
 	return t, nil
+}
+
+// ownsTransfer: the caller's agent started it, between runners that its token is for.
+func (id identity) ownsTransfer(t *raftlogv1.Transfer) bool {
+	return t.GetAgent() == id.subject && id.allows(t.GetSourceRunner()) && id.allows(t.GetTargetRunner())
 }
 
 // GetTransfer implements TransferServiceHandler.
@@ -279,7 +284,7 @@ func (s transferService) ListTransfers(ctx context.Context, req *connect.Request
 	all := s.c.state.Read().TransfersOfAgent(caller(ctx).subject)
 	slices.Reverse(all)
 	for _, t := range all {
-		if (req.Msg.GetPageToken() != "" && t.GetId() >= req.Msg.GetPageToken()) || (req.Msg.GetState() != "" && t.GetState() != req.Msg.GetState()) {
+		if !caller(ctx).ownsTransfer(t) || (req.Msg.GetPageToken() != "" && t.GetId() >= req.Msg.GetPageToken()) || (req.Msg.GetState() != "" && t.GetState() != req.Msg.GetState()) {
 			continue
 		}
 		if len(out.Transfers) == limit {

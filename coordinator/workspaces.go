@@ -16,10 +16,19 @@ type workspaceService struct{ c *Coordinator }
 // ListWorkspaces implements WorkspaceServiceHandler. A runner that is linked
 // tells its workspace's state itself, since the replicated one may be a moment
 // behind; of others it is as they last reported.
-func (s workspaceService) ListWorkspaces(ctx context.Context, _ *connect.Request[skerryv1.ListWorkspacesRequest]) (*connect.Response[skerryv1.ListWorkspacesResponse], error) {
+func (s workspaceService) ListWorkspaces(ctx context.Context, req *connect.Request[skerryv1.ListWorkspacesRequest]) (*connect.Response[skerryv1.ListWorkspacesResponse], error) {
 	out := &skerryv1.ListWorkspacesResponse{}
-	for _, ws := range s.c.state.Read().WorkspacesOfAgent(caller(ctx).subject) {
-		out.Workspaces = append(out.Workspaces, s.current(ctx, ws))
+	view, id := s.c.state.Read(), caller(ctx)
+	all := view.WorkspacesOfAgent(id.subject)
+	if req.Msg.GetDescendants() {
+		for _, child := range view.Descendants(id.subject) {
+			all = append(all, view.WorkspacesOfAgent(child.GetName())...)
+		}
+	}
+	for _, ws := range all {
+		if id.allows(ws.GetRunner()) {
+			out.Workspaces = append(out.Workspaces, s.current(ctx, ws))
+		}
 	}
 	return connect.NewResponse(out), nil
 }

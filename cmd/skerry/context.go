@@ -31,6 +31,9 @@ type clients struct {
 	workspaces skerryv1connect.WorkspaceServiceClient
 	runners    skerryv1connect.RunnerServiceClient
 	tokens     skerryv1connect.TokenServiceClient
+	agents     skerryv1connect.AgentServiceClient
+	timers     skerryv1connect.TimerServiceClient
+	inbox      skerryv1connect.InboxServiceClient
 	transfers  skerryv1connect.TransferServiceClient
 }
 
@@ -120,6 +123,9 @@ func (a *app) clients() (*clients, error) {
 		workspaces: skerryv1connect.NewWorkspaceServiceClient(doer, base, options...),
 		runners:    skerryv1connect.NewRunnerServiceClient(doer, base, options...),
 		tokens:     skerryv1connect.NewTokenServiceClient(doer, base, options...),
+		agents:     skerryv1connect.NewAgentServiceClient(doer, base, options...),
+		timers:     skerryv1connect.NewTimerServiceClient(doer, base, options...),
+		inbox:      skerryv1connect.NewInboxServiceClient(doer, base, options...),
 		transfers:  skerryv1connect.NewTransferServiceClient(doer, base, options...),
 	}, nil
 }

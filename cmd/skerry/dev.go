@@ -126,7 +126,7 @@ func (a *app) dev(ctx context.Context, f devFlags) error {
 func (s *devServer) open(ctx context.Context, data string, f devFlags, endpoint string) (err error) {
 	cc := coordinator.DefaultConfig()
 	cc.DataDir, cc.Listen, cc.MetricsListen = filepath.Join(data, "coordinator"), f.listen, ""
-	if s.coord, err = coordinator.New(ctx, cc, coordinator.Deps{Logger: s.log, Registerer: s.registry}); err != nil {
+	if s.coord, err = coordinator.New(ctx, cc, coordinator.Deps{Logger: s.log, Registerer: s.registry, Version: version}); err != nil {
 		return fmt.Errorf("coordinator: %w", err)
 	}
 	rc := runnerd.DefaultConfig()

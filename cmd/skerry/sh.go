@@ -28,6 +28,7 @@ type runFlags struct {
 	stdin       bool
 	requireTier string
 	network     string
+	labels      []string
 	interactiveFlags
 }
 
@@ -38,6 +39,7 @@ func (f *runFlags) register(c *cobra.Command) {
 	flags.BoolVar(&f.background, "background", false, "do not wait; print the execution's id")
 	flags.DurationVar(&f.timeout, "timeout", 0, "wall-clock limit of the command (default: the runner's)")
 	flags.StringVar(&f.runner, "runner", "", "runner to use (default: the one that the agent uses)")
+	flags.StringArrayVar(&f.labels, "runner-label", nil, `condition on the labels of the runner that an agent without one gets: k=v, k!=v or "k in (v, w)" (repeatable)`)
 	flags.StringVar(&f.key, "idempotency-key", "", "run at most once for this key")
 	flags.StringVar(&f.cwd, "cwd", "", "directory relative to the workspace")
 	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE for the command (repeatable)")
@@ -47,7 +49,7 @@ func (f *runFlags) register(c *cobra.Command) {
 }
 
 func (f *runFlags) options(stdin io.Reader) (*skerryv1.RunOptions, error) {
-	o := &skerryv1.RunOptions{Runner: f.runner, Cwd: f.cwd, IdempotencyKey: f.key, RequireTier: f.requireTier, Network: f.network}
+	o := &skerryv1.RunOptions{Runner: f.runner, Cwd: f.cwd, IdempotencyKey: f.key, RequireTier: f.requireTier, Network: f.network, RunnerSelector: f.labels}
 	if f.wait < 0 {
 		return nil, errors.New("wait: must not be negative")
 	}

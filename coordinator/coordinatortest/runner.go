@@ -36,6 +36,11 @@ type Runner struct {
 	started    int
 	headers    []http.Header
 	watchers   map[chan *skerryv1.WatchWorkspacesResponse]bool
+	ends       []*skerryv1.ExecutionEnd
+	endLog     string
+	moreEnds   chan struct{} // closed and renewed by each new end
+	live       uint32
+	cancelled  []string
 	last       *skerryv1.WatchWorkspacesResponse
 }
 
@@ -46,6 +51,8 @@ func NewRunner(name string) *Runner {
 		executions: make(map[string]*skerryv1.Execution),
 		files:      make(map[string][]byte),
 		watchers:   make(map[chan *skerryv1.WatchWorkspacesResponse]bool),
+		endLog:     "log-" + name,
+		moreEnds:   make(chan struct{}),
 	}
 }
 

@@ -68,6 +68,9 @@ func (e executions) ListExecutions(_ context.Context, req *connect.Request[skerr
 
 // FollowExecutionLogs implements ExecutionServiceHandler: three records, then the end.
 func (e executions) FollowExecutionLogs(ctx context.Context, req *connect.Request[skerryv1.FollowExecutionLogsRequest], out *connect.ServerStream[skerryv1.FollowExecutionLogsResponse]) error {
+	if err := e.refuse(req.Header(), req.Msg.GetExecutionId()); err != nil {
+		return err
+	}
 	if e.OnFollow != nil {
 		return e.OnFollow(ctx, req.Msg, out)
 	}

@@ -103,7 +103,7 @@ var toolWords = strings.NewReplacer(
 	"GetExecution", "execution_status", "ListExecutions", "execution_status", "ReadExecutionLogs", "execution_logs",
 	"CancelExecution", "execution_cancel", "ListFiles", "list_files", "ReadFile", "read_file", "WriteFile", "write_file",
 	"nextPageToken", "next cursor", "pageToken", "cursor", "ifExists", "if_exists", "options.", "",
-	"idempotencyKey", "idempotency_key", "timeoutS", "timeout_s", "waitMs", "wait_ms", "executionId", "execution_id")
+	"idempotencyKey", "idempotency_key", "timeoutS", "timeout_s", "waitMs", "wait_ms", "executionId", "execution_id", "afterMs", "after_ms")
 
 // parameterName is the tool's name of a field of the API; what is no parameter
 // of the tool keeps its name in snake case.

@@ -18,17 +18,20 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fake answers each call with its function; a call without one fails the test.
 type fake struct {
-	t          testing.TB
-	transfers  Transfers
-	runShell   func(context.Context, *skerryv1.RunShellRequest) (*skerryv1.Execution, error)
-	runCommand func(*skerryv1.RunCommandRequest) (*skerryv1.Execution, error)
-	get        func(*skerryv1.GetExecutionRequest) (*skerryv1.Execution, error)
-	list       func(*skerryv1.ListExecutionsRequest) (*skerryv1.ListExecutionsResponse, error)
-	logs       func(*skerryv1.ReadExecutionLogsRequest) (*skerryv1.ReadExecutionLogsResponse, error)
-	cancel     func(*skerryv1.CancelExecutionRequest) (*skerryv1.Execution, error)
-	ls         func(*skerryv1.ListFilesRequest) (*skerryv1.ListFilesResponse, error)
-	read       func(*skerryv1.ReadFileRequest) (*skerryv1.ReadFileResponse, error)
-	write      func(*skerryv1.WriteFileRequest) (*skerryv1.WriteFileResponse, error)
+	t           testing.TB
+	runShell    func(context.Context, *skerryv1.RunShellRequest) (*skerryv1.Execution, error)
+	runCommand  func(*skerryv1.RunCommandRequest) (*skerryv1.Execution, error)
+	get         func(*skerryv1.GetExecutionRequest) (*skerryv1.Execution, error)
+	list        func(*skerryv1.ListExecutionsRequest) (*skerryv1.ListExecutionsResponse, error)
+	logs        func(*skerryv1.ReadExecutionLogsRequest) (*skerryv1.ReadExecutionLogsResponse, error)
+	cancel      func(*skerryv1.CancelExecutionRequest) (*skerryv1.Execution, error)
+	ls          func(*skerryv1.ListFilesRequest) (*skerryv1.ListFilesResponse, error)
+	read        func(*skerryv1.ReadFileRequest) (*skerryv1.ReadFileResponse, error)
+	createTimer func(*skerryv1.CreateTimerRequest) (*skerryv1.Timer, error)
+	listTimers  func(*skerryv1.ListTimersRequest) (*skerryv1.ListTimersResponse, error)
+	cancelTimer func(*skerryv1.CancelTimerRequest) (*skerryv1.Timer, error)
+	write       func(*skerryv1.WriteFileRequest) (*skerryv1.WriteFileResponse, error)
+	transfers   Transfers
 }
 
 // answer sends errors the way the API does.
@@ -79,6 +82,20 @@ func (f *fake) WriteFile(_ context.Context, r *connect.Request[skerryv1.WriteFil
 	return answer(f.write(r.Msg))
 }
 
+func (f *fake) CreateTimer(_ context.Context, r *connect.Request[skerryv1.CreateTimerRequest]) (*connect.Response[skerryv1.CreateTimerResponse], error) {
+	timer, err := f.createTimer(r.Msg)
+	return answer(&skerryv1.CreateTimerResponse{Timer: timer}, err)
+}
+
+func (f *fake) ListTimers(_ context.Context, r *connect.Request[skerryv1.ListTimersRequest]) (*connect.Response[skerryv1.ListTimersResponse], error) {
+	return answer(f.listTimers(r.Msg))
+}
+
+func (f *fake) CancelTimer(_ context.Context, r *connect.Request[skerryv1.CancelTimerRequest]) (*connect.Response[skerryv1.CancelTimerResponse], error) {
+	timer, err := f.cancelTimer(r.Msg)
+	return answer(&skerryv1.CancelTimerResponse{Timer: timer}, err)
+}
+
 const secret = "skt_thesecret"
 
 // session is a client of a server that calls f.
@@ -89,7 +106,7 @@ type session struct {
 
 func newSession(t testing.TB, f *fake) session {
 	t.Helper()
-	server := NewServer(Clients{Starter: f, Executions: f, Files: f, Transfers: f.transfers}, Config{Version: "test", Secrets: []string{"", secret}})
+	server := NewServer(Clients{Starter: f, Executions: f, Files: f, Timers: f, Transfers: f.transfers}, Config{Version: "test", Secrets: []string{"", secret}})
 	near, far := sdk.NewInMemoryTransports()
 	served, err := server.Connect(context.Background(), far, nil)
 	if err != nil {

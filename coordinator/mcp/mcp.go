@@ -34,6 +34,13 @@ type Files interface {
 	WriteFile(context.Context, *connect.Request[skerryv1.WriteFileRequest]) (*connect.Response[skerryv1.WriteFileResponse], error)
 }
 
+// Timers keeps reminders.
+type Timers interface {
+	CreateTimer(context.Context, *connect.Request[skerryv1.CreateTimerRequest]) (*connect.Response[skerryv1.CreateTimerResponse], error)
+	ListTimers(context.Context, *connect.Request[skerryv1.ListTimersRequest]) (*connect.Response[skerryv1.ListTimersResponse], error)
+	CancelTimer(context.Context, *connect.Request[skerryv1.CancelTimerRequest]) (*connect.Response[skerryv1.CancelTimerResponse], error)
+}
+
 // Transfers copies files between workspaces.
 type Transfers interface {
 	StartTransfer(context.Context, *connect.Request[skerryv1.StartTransferRequest]) (*connect.Response[skerryv1.StartTransferResponse], error)
@@ -49,6 +56,7 @@ type Clients struct {
 	Starter    Starter
 	Executions Executions
 	Files      Files
+	Timers     Timers
 	Transfers  Transfers
 }
 
@@ -86,6 +94,7 @@ func tools(c Clients) []tool {
 		runShell(c.Starter), runCommand(c.Starter),
 		executionStatus(c.Executions), executionLogs(c.Executions), executionCancel(c.Executions),
 		listFiles(c.Files), readFile(c.Files), writeFile(c.Files),
+		timerCreate(c.Timers), timerList(c.Timers), timerCancel(c.Timers),
 		workspaceTransfer(c.Transfers),
 	}
 }

@@ -26,6 +26,9 @@ func TestToolsAreTheKnownOnes(t *testing.T) {
 		"list_files":         "cursor glob limit path recursive",
 		"read_file":          "limit offset path",
 		"write_file":         "content if_exists path",
+		"timer_create":       "after_ms at execution_id message",
+		"timer_list":         "",
+		"timer_cancel":       "timer_id",
 		"workspace_transfer": "conflict idempotency_key mappings operation source source_snapshot target transfer_id wait_ms",
 	}
 	for _, tool := range res.Tools {
@@ -54,7 +57,8 @@ func TestToolsAreTheKnownOnes(t *testing.T) {
 		if schema.AdditionalProperties == nil || *schema.AdditionalProperties {
 			t.Errorf("%s: the schema allows unknown parameters", tool.Name)
 		}
-		reads := !strings.HasPrefix(tool.Name, "run_") && tool.Name != "write_file" && tool.Name != "workspace_transfer" && tool.Name != "execution_cancel"
+		reads := !strings.HasPrefix(tool.Name, "run_") && tool.Name != "write_file" && tool.Name != "workspace_transfer" && tool.Name != "execution_cancel" &&
+			tool.Name != "timer_create" && tool.Name != "timer_cancel"
 		if tool.Description == "" || tool.Annotations.ReadOnlyHint != reads || *tool.Annotations.DestructiveHint == reads {
 			t.Errorf("%s: description or annotations %+v", tool.Name, tool.Annotations)
 		}

@@ -73,9 +73,15 @@ func (j *Journal) Save(ctx context.Context, e *skerryv1.Execution) error {
 	return j.put(ctx, e, "UPDATE executions SET state = ?, record = ? WHERE id = ?")
 }
 
-// Finish records the end of an execution and forgets how to launch it.
+// Finish records the end of an execution under the next number and forgets how
+// to launch it.
 func (j *Journal) Finish(ctx context.Context, e *skerryv1.Execution) error {
-	return j.put(ctx, e, "UPDATE executions SET state = ?, record = ?, launch = NULL WHERE id = ?")
+	err := j.put(ctx, e, `UPDATE executions SET state = ?, record = ?, launch = NULL,
+		end_seq = (SELECT coalesce(max(end_seq), 0) + 1 FROM executions WHERE end_seq IS NOT NULL) WHERE id = ?`)
+	if err == nil {
+		j.notifyEnded()
+	}
+	return err
 }
 
 func (j *Journal) put(ctx context.Context, e *skerryv1.Execution, statement string) error {

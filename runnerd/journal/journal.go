@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"modernc.org/sqlite" // also registers the "sqlite" driver
 )
@@ -66,6 +67,8 @@ type Journal struct {
 
 	requests chan *request
 	done     chan struct{}
+	// Closed and renewed after each end of an execution.
+	ended atomic.Pointer[chan struct{}]
 
 	mu     sync.RWMutex // held for reading while a request is being queued
 	closed bool
@@ -91,6 +94,7 @@ func Open(ctx context.Context, dir string) (*Journal, error) {
 		return nil, errors.Join(fmt.Errorf("open journal %s: %w", file, err), write.Close())
 	}
 	j := &Journal{write: write, read: read, requests: make(chan *request, 256), done: make(chan struct{})}
+	j.notifyEnded()
 	go j.run()
 	return j, nil
 }
@@ -116,6 +120,9 @@ func migrate(ctx context.Context, db *sql.DB) error {
 		return fmt.Errorf("%w: file has %d, this program knows %d; start a newer runnerd", ErrSchema, version, schemaVersion)
 	}
 	if _, err := db.ExecContext(ctx, schema+transferSchema); err != nil {
+		return err
+	}
+	if err := migrateEnds(ctx, db); err != nil {
 		return err
 	}
 	_, err := db.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", schemaVersion))

@@ -36,6 +36,31 @@ func (s control) WatchWorkspaces(ctx context.Context, _ *connect.Request[skerryv
 	})
 }
 
+// WatchEnds implements RunnerControlService.
+func (s control) WatchEnds(ctx context.Context, req *connect.Request[skerryv1.WatchEndsRequest], stream *connect.ServerStream[skerryv1.WatchEndsResponse]) error {
+	return s.engine.WatchEnds(ctx, req.Msg.Log, req.Msg.After, func(log string, ends []*skerryv1.ExecutionEnd) error {
+		return stream.Send(&skerryv1.WatchEndsResponse{Log: log, Ends: ends})
+	})
+}
+
+// FindExecution implements RunnerControlService.
+func (s control) FindExecution(ctx context.Context, req *connect.Request[skerryv1.FindExecutionRequest]) (*connect.Response[skerryv1.FindExecutionResponse], error) {
+	agent, workspace, err := s.engine.Owner(ctx, req.Msg.ExecutionId)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&skerryv1.FindExecutionResponse{Agent: agent, Workspace: workspace}), nil
+}
+
+// CountLive implements RunnerControlService.
+func (s control) CountLive(_ context.Context, req *connect.Request[skerryv1.CountLiveRequest]) (*connect.Response[skerryv1.CountLiveResponse], error) {
+	if req.Msg.Cancel {
+		s.engine.CancelAll(req.Msg.Reason)
+	}
+	running, queued := s.engine.Load()
+	return connect.NewResponse(&skerryv1.CountLiveResponse{Live: uint32(running + queued)}), nil
+}
+
 // RefreshCertificate implements RunnerControlService.
 func (s control) RefreshCertificate(context.Context, *connect.Request[skerryv1.RefreshCertificateRequest]) (*connect.Response[skerryv1.RefreshCertificateResponse], error) {
 	s.cfg.Refresh()

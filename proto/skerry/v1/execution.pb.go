@@ -50,9 +50,12 @@ type RunOptions struct {
 	// Require at least this sandbox tier; the request fails when the runner has less.
 	RequireTier string `protobuf:"bytes,10,opt,name=require_tier,json=requireTier,proto3" json:"require_tier,omitempty"`
 	// Set: standard input is written while the command runs, by WriteInput.
-	Interactive   *Interactive `protobuf:"bytes,11,opt,name=interactive,proto3" json:"interactive,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Interactive *Interactive `protobuf:"bytes,11,opt,name=interactive,proto3" json:"interactive,omitempty"`
+	// Which runners may be chosen for an agent that has none yet: each a condition
+	// on labels, "k=v", "k!=v" or "k in (v, w)". At most 16.
+	RunnerSelector []string `protobuf:"bytes,20,rep,name=runner_selector,json=runnerSelector,proto3" json:"runner_selector,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RunOptions) Reset() {
@@ -158,6 +161,13 @@ func (x *RunOptions) GetRequireTier() string {
 func (x *RunOptions) GetInteractive() *Interactive {
 	if x != nil {
 		return x.Interactive
+	}
+	return nil
+}
+
+func (x *RunOptions) GetRunnerSelector() []string {
+	if x != nil {
+		return x.RunnerSelector
 	}
 	return nil
 }
@@ -2212,7 +2222,7 @@ var File_skerry_v1_execution_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\n" +
-	"\x19skerry/v1/execution.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19skerry/v1/workspace.proto\"\xbd\x03\n" +
+	"\x19skerry/v1/execution.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19skerry/v1/workspace.proto\"\xe6\x03\n" +
 	"\n" +
 	"RunOptions\x12\x16\n" +
 	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x10\n" +
@@ -2228,7 +2238,8 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\x05stdin\x18\t \x01(\fR\x05stdin\x12!\n" +
 	"\frequire_tier\x18\n" +
 	" \x01(\tR\vrequireTier\x128\n" +
-	"\vinteractive\x18\v \x01(\v2\x16.skerry.v1.InteractiveR\vinteractive\x1a6\n" +
+	"\vinteractive\x18\v \x01(\v2\x16.skerry.v1.InteractiveR\vinteractive\x12'\n" +
+	"\x0frunner_selector\x18\x14 \x03(\tR\x0erunnerSelector\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +

@@ -22,6 +22,687 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ExplainPlacementRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For this agent; empty: the caller. Others are for admins.
+	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Conditions as in RunOptions.runner_selector.
+	Selector []string `protobuf:"bytes,2,rep,name=selector,proto3" json:"selector,omitempty"`
+	// Least sandbox tier.
+	Tier string `protobuf:"bytes,3,opt,name=tier,proto3" json:"tier,omitempty"`
+	// Free NPUs needed.
+	Npu uint32 `protobuf:"varint,4,opt,name=npu,proto3" json:"npu,omitempty"`
+	// "spread" or "pack"; empty: the cluster's.
+	Policy        string `protobuf:"bytes,5,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainPlacementRequest) Reset() {
+	*x = ExplainPlacementRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainPlacementRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainPlacementRequest) ProtoMessage() {}
+
+func (x *ExplainPlacementRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainPlacementRequest.ProtoReflect.Descriptor instead.
+func (*ExplainPlacementRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ExplainPlacementRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *ExplainPlacementRequest) GetSelector() []string {
+	if x != nil {
+		return x.Selector
+	}
+	return nil
+}
+
+func (x *ExplainPlacementRequest) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *ExplainPlacementRequest) GetNpu() uint32 {
+	if x != nil {
+		return x.Npu
+	}
+	return 0
+}
+
+func (x *ExplainPlacementRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+type ExplainPlacementResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Runner that the agent has already and that calls without a runner go to.
+	Current string `protobuf:"bytes,1,opt,name=current,proto3" json:"current,omitempty"`
+	// In order of preference.
+	Candidates    []*PlacementCandidate `protobuf:"bytes,2,rep,name=candidates,proto3" json:"candidates,omitempty"`
+	Rejected      []*PlacementRejection `protobuf:"bytes,3,rep,name=rejected,proto3" json:"rejected,omitempty"`
+	Policy        string                `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainPlacementResponse) Reset() {
+	*x = ExplainPlacementResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainPlacementResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainPlacementResponse) ProtoMessage() {}
+
+func (x *ExplainPlacementResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainPlacementResponse.ProtoReflect.Descriptor instead.
+func (*ExplainPlacementResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ExplainPlacementResponse) GetCurrent() string {
+	if x != nil {
+		return x.Current
+	}
+	return ""
+}
+
+func (x *ExplainPlacementResponse) GetCandidates() []*PlacementCandidate {
+	if x != nil {
+		return x.Candidates
+	}
+	return nil
+}
+
+func (x *ExplainPlacementResponse) GetRejected() []*PlacementRejection {
+	if x != nil {
+		return x.Rejected
+	}
+	return nil
+}
+
+func (x *ExplainPlacementResponse) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+type PlacementCandidate struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// What speaks for and against it, in order of weight.
+	Reasons       []string `protobuf:"bytes,2,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementCandidate) Reset() {
+	*x = PlacementCandidate{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementCandidate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementCandidate) ProtoMessage() {}
+
+func (x *PlacementCandidate) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementCandidate.ProtoReflect.Descriptor instead.
+func (*PlacementCandidate) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PlacementCandidate) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *PlacementCandidate) GetReasons() []string {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+type PlacementRejection struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// "down", "cordoned", "draining", "out_of_scope", "label", "tier", "npu", "environment" or "workspace".
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementRejection) Reset() {
+	*x = PlacementRejection{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementRejection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementRejection) ProtoMessage() {}
+
+func (x *PlacementRejection) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementRejection.ProtoReflect.Descriptor instead.
+func (*PlacementRejection) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PlacementRejection) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *PlacementRejection) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PlacementRejection) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+type CordonRunnerRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// For people, at most 256 bytes.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CordonRunnerRequest) Reset() {
+	*x = CordonRunnerRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CordonRunnerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CordonRunnerRequest) ProtoMessage() {}
+
+func (x *CordonRunnerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CordonRunnerRequest.ProtoReflect.Descriptor instead.
+func (*CordonRunnerRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *CordonRunnerRequest) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *CordonRunnerRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CordonRunnerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runner        *Runner                `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CordonRunnerResponse) Reset() {
+	*x = CordonRunnerResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CordonRunnerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CordonRunnerResponse) ProtoMessage() {}
+
+func (x *CordonRunnerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CordonRunnerResponse.ProtoReflect.Descriptor instead.
+func (*CordonRunnerResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *CordonRunnerResponse) GetRunner() *Runner {
+	if x != nil {
+		return x.Runner
+	}
+	return nil
+}
+
+type UncordonRunnerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runner        string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UncordonRunnerRequest) Reset() {
+	*x = UncordonRunnerRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UncordonRunnerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UncordonRunnerRequest) ProtoMessage() {}
+
+func (x *UncordonRunnerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UncordonRunnerRequest.ProtoReflect.Descriptor instead.
+func (*UncordonRunnerRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *UncordonRunnerRequest) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+type UncordonRunnerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runner        *Runner                `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UncordonRunnerResponse) Reset() {
+	*x = UncordonRunnerResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UncordonRunnerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UncordonRunnerResponse) ProtoMessage() {}
+
+func (x *UncordonRunnerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UncordonRunnerResponse.ProtoReflect.Descriptor instead.
+func (*UncordonRunnerResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *UncordonRunnerResponse) GetRunner() *Runner {
+	if x != nil {
+		return x.Runner
+	}
+	return nil
+}
+
+type DrainRunnerRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// For people, at most 256 bytes.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// How long to wait for what runs, 0..604800 s. Unset: 3600.
+	DeadlineS *uint32 `protobuf:"varint,3,opt,name=deadline_s,json=deadlineS,proto3,oneof" json:"deadline_s,omitempty"`
+	// At the deadline leave what runs alone, instead of cancelling it.
+	LeaveRunning bool `protobuf:"varint,4,opt,name=leave_running,json=leaveRunning,proto3" json:"leave_running,omitempty"`
+	// 0..30000; 0: answer at once.
+	WaitMs        uint32 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRunnerRequest) Reset() {
+	*x = DrainRunnerRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRunnerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRunnerRequest) ProtoMessage() {}
+
+func (x *DrainRunnerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRunnerRequest.ProtoReflect.Descriptor instead.
+func (*DrainRunnerRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DrainRunnerRequest) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *DrainRunnerRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DrainRunnerRequest) GetDeadlineS() uint32 {
+	if x != nil && x.DeadlineS != nil {
+		return *x.DeadlineS
+	}
+	return 0
+}
+
+func (x *DrainRunnerRequest) GetLeaveRunning() bool {
+	if x != nil {
+		return x.LeaveRunning
+	}
+	return false
+}
+
+func (x *DrainRunnerRequest) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+type DrainRunnerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runner        *Runner                `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRunnerResponse) Reset() {
+	*x = DrainRunnerResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRunnerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRunnerResponse) ProtoMessage() {}
+
+func (x *DrainRunnerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRunnerResponse.ProtoReflect.Descriptor instead.
+func (*DrainRunnerResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *DrainRunnerResponse) GetRunner() *Runner {
+	if x != nil {
+		return x.Runner
+	}
+	return nil
+}
+
+type RemoveRunnerRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Also while it is up, or has the only copy of something.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveRunnerRequest) Reset() {
+	*x = RemoveRunnerRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRunnerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRunnerRequest) ProtoMessage() {}
+
+func (x *RemoveRunnerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRunnerRequest.ProtoReflect.Descriptor instead.
+func (*RemoveRunnerRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RemoveRunnerRequest) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *RemoveRunnerRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type RemoveRunnerResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner *Runner                `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Workspaces that were on it, which can be assigned to another runner from
+	// their replicas.
+	LostWorkspaces []string `protobuf:"bytes,2,rep,name=lost_workspaces,json=lostWorkspaces,proto3" json:"lost_workspaces,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RemoveRunnerResponse) Reset() {
+	*x = RemoveRunnerResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRunnerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRunnerResponse) ProtoMessage() {}
+
+func (x *RemoveRunnerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRunnerResponse.ProtoReflect.Descriptor instead.
+func (*RemoveRunnerResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RemoveRunnerResponse) GetRunner() *Runner {
+	if x != nil {
+		return x.Runner
+	}
+	return nil
+}
+
+func (x *RemoveRunnerResponse) GetLostWorkspaces() []string {
+	if x != nil {
+		return x.LostWorkspaces
+	}
+	return nil
+}
+
 type ListRunnersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -30,7 +711,7 @@ type ListRunnersRequest struct {
 
 func (x *ListRunnersRequest) Reset() {
 	*x = ListRunnersRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[0]
+	mi := &file_skerry_v1_runner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -42,7 +723,7 @@ func (x *ListRunnersRequest) String() string {
 func (*ListRunnersRequest) ProtoMessage() {}
 
 func (x *ListRunnersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[0]
+	mi := &file_skerry_v1_runner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -55,7 +736,7 @@ func (x *ListRunnersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunnersRequest.ProtoReflect.Descriptor instead.
 func (*ListRunnersRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{0}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{12}
 }
 
 type ListRunnersResponse struct {
@@ -67,7 +748,7 @@ type ListRunnersResponse struct {
 
 func (x *ListRunnersResponse) Reset() {
 	*x = ListRunnersResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[1]
+	mi := &file_skerry_v1_runner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -79,7 +760,7 @@ func (x *ListRunnersResponse) String() string {
 func (*ListRunnersResponse) ProtoMessage() {}
 
 func (x *ListRunnersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[1]
+	mi := &file_skerry_v1_runner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -92,7 +773,7 @@ func (x *ListRunnersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunnersResponse.ProtoReflect.Descriptor instead.
 func (*ListRunnersResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{1}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListRunnersResponse) GetRunners() []*Runner {
@@ -109,21 +790,32 @@ type Runner struct {
 	// Number in ids of this runner's objects.
 	Number uint32 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
 	// "up" or "down".
-	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	Tier          string                 `protobuf:"bytes,4,opt,name=tier,proto3" json:"tier,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Version       string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
-	Slots         uint32                 `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
-	Running       uint32                 `protobuf:"varint,8,opt,name=running,proto3" json:"running,omitempty"`
-	Queued        uint32                 `protobuf:"varint,9,opt,name=queued,proto3" json:"queued,omitempty"`
-	LastSeen      *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	State    string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Tier     string                 `protobuf:"bytes,4,opt,name=tier,proto3" json:"tier,omitempty"`
+	Labels   map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Version  string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	Slots    uint32                 `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
+	Running  uint32                 `protobuf:"varint,8,opt,name=running,proto3" json:"running,omitempty"`
+	Queued   uint32                 `protobuf:"varint,9,opt,name=queued,proto3" json:"queued,omitempty"`
+	LastSeen *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	// What it may get: "" (everything), "cordoned", "draining" or "drained".
+	Schedule       string `protobuf:"bytes,20,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	ScheduleReason string `protobuf:"bytes,21,opt,name=schedule_reason,json=scheduleReason,proto3" json:"schedule_reason,omitempty"`
+	// The drain under way, or the last one.
+	Drain *RunnerDrain `protobuf:"bytes,22,opt,name=drain,proto3" json:"drain,omitempty"`
+	// At most 16 kinds. As the runner last told; unset while it is down.
+	Devices []*DeviceCount `protobuf:"bytes,23,rep,name=devices,proto3" json:"devices,omitempty"`
+	// Names of environments that it has ready, at most 256; unset while it is down.
+	Environments []string `protobuf:"bytes,24,rep,name=environments,proto3" json:"environments,omitempty"`
+	// Why its version and the coordinator's should not stay together; empty: they may.
+	VersionSkew   string `protobuf:"bytes,25,opt,name=version_skew,json=versionSkew,proto3" json:"version_skew,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[2]
+	mi := &file_skerry_v1_runner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -135,7 +827,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[2]
+	mi := &file_skerry_v1_runner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -148,7 +840,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{2}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Runner) GetName() string {
@@ -221,6 +913,618 @@ func (x *Runner) GetLastSeen() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Runner) GetSchedule() string {
+	if x != nil {
+		return x.Schedule
+	}
+	return ""
+}
+
+func (x *Runner) GetScheduleReason() string {
+	if x != nil {
+		return x.ScheduleReason
+	}
+	return ""
+}
+
+func (x *Runner) GetDrain() *RunnerDrain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+func (x *Runner) GetDevices() []*DeviceCount {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *Runner) GetEnvironments() []string {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
+}
+
+func (x *Runner) GetVersionSkew() string {
+	if x != nil {
+		return x.VersionSkew
+	}
+	return ""
+}
+
+// DeviceCount is how many devices of a kind a runner has.
+type DeviceCount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Such as "npu" or "gpu".
+	Kind          string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Count         uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Free          uint32 `protobuf:"varint,3,opt,name=free,proto3" json:"free,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceCount) Reset() {
+	*x = DeviceCount{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceCount) ProtoMessage() {}
+
+func (x *DeviceCount) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceCount.ProtoReflect.Descriptor instead.
+func (*DeviceCount) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *DeviceCount) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *DeviceCount) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *DeviceCount) GetFree() uint32 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+// RunnerDrain is the emptying of a runner and what came of it.
+type RunnerDrain struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Started      *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=started,proto3" json:"started,omitempty"`
+	Deadline     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	LeaveRunning bool                   `protobuf:"varint,3,opt,name=leave_running,json=leaveRunning,proto3" json:"leave_running,omitempty"`
+	// Executions that run or wait, while it is under way.
+	Remaining uint32 `protobuf:"varint,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	// Set at its end.
+	Ended *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=ended,proto3" json:"ended,omitempty"`
+	// Executions that the deadline cancelled.
+	Cancelled uint32 `protobuf:"varint,6,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	// Executions that were left, or could not be asked about.
+	Left          uint32 `protobuf:"varint,7,opt,name=left,proto3" json:"left,omitempty"`
+	Detail        string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunnerDrain) Reset() {
+	*x = RunnerDrain{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunnerDrain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunnerDrain) ProtoMessage() {}
+
+func (x *RunnerDrain) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunnerDrain.ProtoReflect.Descriptor instead.
+func (*RunnerDrain) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RunnerDrain) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *RunnerDrain) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *RunnerDrain) GetLeaveRunning() bool {
+	if x != nil {
+		return x.LeaveRunning
+	}
+	return false
+}
+
+func (x *RunnerDrain) GetRemaining() uint32 {
+	if x != nil {
+		return x.Remaining
+	}
+	return 0
+}
+
+func (x *RunnerDrain) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *RunnerDrain) GetCancelled() uint32 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *RunnerDrain) GetLeft() uint32 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *RunnerDrain) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+type WatchEndsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Log that after belongs to; another one than the runner's means: from the start.
+	Log           string `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
+	After         uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEndsRequest) Reset() {
+	*x = WatchEndsRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEndsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEndsRequest) ProtoMessage() {}
+
+func (x *WatchEndsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEndsRequest.ProtoReflect.Descriptor instead.
+func (*WatchEndsRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *WatchEndsRequest) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
+func (x *WatchEndsRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+type WatchEndsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The runner's log of ends: another one after it lost its data.
+	Log string `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
+	// In order of their numbers. The first message may have none.
+	Ends          []*ExecutionEnd `protobuf:"bytes,2,rep,name=ends,proto3" json:"ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEndsResponse) Reset() {
+	*x = WatchEndsResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEndsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEndsResponse) ProtoMessage() {}
+
+func (x *WatchEndsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEndsResponse.ProtoReflect.Descriptor instead.
+func (*WatchEndsResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *WatchEndsResponse) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
+func (x *WatchEndsResponse) GetEnds() []*ExecutionEnd {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+// ExecutionEnd is one execution's end, numbered without repetition. An unknown
+// one that turns out otherwise is told again under a new number.
+type ExecutionEnd struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Seq         uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	ExecutionId string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Agent       string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	State       string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	Verdict     string                 `protobuf:"bytes,5,opt,name=verdict,proto3" json:"verdict,omitempty"`
+	// What ran, cut to 200 bytes.
+	Command string                 `protobuf:"bytes,6,opt,name=command,proto3" json:"command,omitempty"`
+	Ended   *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=ended,proto3" json:"ended,omitempty"`
+	// Set when the verdict is "exited".
+	ExitCode      *int32 `protobuf:"varint,8,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecutionEnd) Reset() {
+	*x = ExecutionEnd{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecutionEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecutionEnd) ProtoMessage() {}
+
+func (x *ExecutionEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecutionEnd.ProtoReflect.Descriptor instead.
+func (*ExecutionEnd) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ExecutionEnd) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *ExecutionEnd) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *ExecutionEnd) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *ExecutionEnd) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ExecutionEnd) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *ExecutionEnd) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *ExecutionEnd) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *ExecutionEnd) GetExitCode() int32 {
+	if x != nil && x.ExitCode != nil {
+		return *x.ExitCode
+	}
+	return 0
+}
+
+type FindExecutionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId   string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindExecutionRequest) Reset() {
+	*x = FindExecutionRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindExecutionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindExecutionRequest) ProtoMessage() {}
+
+func (x *FindExecutionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindExecutionRequest.ProtoReflect.Descriptor instead.
+func (*FindExecutionRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *FindExecutionRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+type FindExecutionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Workspace     string                 `protobuf:"bytes,2,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindExecutionResponse) Reset() {
+	*x = FindExecutionResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindExecutionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindExecutionResponse) ProtoMessage() {}
+
+func (x *FindExecutionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindExecutionResponse.ProtoReflect.Descriptor instead.
+func (*FindExecutionResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *FindExecutionResponse) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *FindExecutionResponse) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+type CountLiveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cancel        bool                   `protobuf:"varint,1,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CountLiveRequest) Reset() {
+	*x = CountLiveRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CountLiveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CountLiveRequest) ProtoMessage() {}
+
+func (x *CountLiveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CountLiveRequest.ProtoReflect.Descriptor instead.
+func (*CountLiveRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CountLiveRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *CountLiveRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CountLiveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Live          uint32                 `protobuf:"varint,1,opt,name=live,proto3" json:"live,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CountLiveResponse) Reset() {
+	*x = CountLiveResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CountLiveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CountLiveResponse) ProtoMessage() {}
+
+func (x *CountLiveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CountLiveResponse.ProtoReflect.Descriptor instead.
+func (*CountLiveResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *CountLiveResponse) GetLive() uint32 {
+	if x != nil {
+		return x.Live
+	}
+	return 0
+}
+
 type RefreshCertificateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -229,7 +1533,7 @@ type RefreshCertificateRequest struct {
 
 func (x *RefreshCertificateRequest) Reset() {
 	*x = RefreshCertificateRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[3]
+	mi := &file_skerry_v1_runner_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -241,7 +1545,7 @@ func (x *RefreshCertificateRequest) String() string {
 func (*RefreshCertificateRequest) ProtoMessage() {}
 
 func (x *RefreshCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[3]
+	mi := &file_skerry_v1_runner_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -254,7 +1558,7 @@ func (x *RefreshCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshCertificateRequest.ProtoReflect.Descriptor instead.
 func (*RefreshCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{3}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{24}
 }
 
 type RefreshCertificateResponse struct {
@@ -265,7 +1569,7 @@ type RefreshCertificateResponse struct {
 
 func (x *RefreshCertificateResponse) Reset() {
 	*x = RefreshCertificateResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[4]
+	mi := &file_skerry_v1_runner_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -277,7 +1581,7 @@ func (x *RefreshCertificateResponse) String() string {
 func (*RefreshCertificateResponse) ProtoMessage() {}
 
 func (x *RefreshCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[4]
+	mi := &file_skerry_v1_runner_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -290,7 +1594,7 @@ func (x *RefreshCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshCertificateResponse.ProtoReflect.Descriptor instead.
 func (*RefreshCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{4}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{25}
 }
 
 type AttachRequest struct {
@@ -303,7 +1607,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[5]
+	mi := &file_skerry_v1_runner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +1619,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[5]
+	mi := &file_skerry_v1_runner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +1632,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{5}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttachRequest) GetClusterId() string {
@@ -354,7 +1658,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[6]
+	mi := &file_skerry_v1_runner_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -366,7 +1670,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[6]
+	mi := &file_skerry_v1_runner_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -379,7 +1683,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{6}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AttachResponse) GetRunner() *Runner {
@@ -397,7 +1701,7 @@ type WatchWorkspacesRequest struct {
 
 func (x *WatchWorkspacesRequest) Reset() {
 	*x = WatchWorkspacesRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[7]
+	mi := &file_skerry_v1_runner_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +1713,7 @@ func (x *WatchWorkspacesRequest) String() string {
 func (*WatchWorkspacesRequest) ProtoMessage() {}
 
 func (x *WatchWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[7]
+	mi := &file_skerry_v1_runner_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,22 +1726,25 @@ func (x *WatchWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{7}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{28}
 }
 
 type WatchWorkspacesResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Workspaces []*Workspace           `protobuf:"bytes,1,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
 	// Load at the time of sending.
-	Running       uint32 `protobuf:"varint,2,opt,name=running,proto3" json:"running,omitempty"`
-	Queued        uint32 `protobuf:"varint,3,opt,name=queued,proto3" json:"queued,omitempty"`
+	Running uint32 `protobuf:"varint,2,opt,name=running,proto3" json:"running,omitempty"`
+	Queued  uint32 `protobuf:"varint,3,opt,name=queued,proto3" json:"queued,omitempty"`
+	// As in Runner; told again on each change.
+	Devices       []*DeviceCount `protobuf:"bytes,20,rep,name=devices,proto3" json:"devices,omitempty"`
+	Environments  []string       `protobuf:"bytes,21,rep,name=environments,proto3" json:"environments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchWorkspacesResponse) Reset() {
 	*x = WatchWorkspacesResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[8]
+	mi := &file_skerry_v1_runner_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -449,7 +1756,7 @@ func (x *WatchWorkspacesResponse) String() string {
 func (*WatchWorkspacesResponse) ProtoMessage() {}
 
 func (x *WatchWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[8]
+	mi := &file_skerry_v1_runner_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -462,7 +1769,7 @@ func (x *WatchWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*WatchWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{8}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WatchWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -486,14 +1793,73 @@ func (x *WatchWorkspacesResponse) GetQueued() uint32 {
 	return 0
 }
 
+func (x *WatchWorkspacesResponse) GetDevices() []*DeviceCount {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *WatchWorkspacesResponse) GetEnvironments() []string {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
+}
+
 var File_skerry_v1_runner_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_runner_proto_rawDesc = "" +
 	"\n" +
-	"\x16skerry/v1/runner.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19skerry/v1/workspace.proto\"\x14\n" +
+	"\x16skerry/v1/runner.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19skerry/v1/workspace.proto\"\x89\x01\n" +
+	"\x17ExplainPlacementRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1a\n" +
+	"\bselector\x18\x02 \x03(\tR\bselector\x12\x12\n" +
+	"\x04tier\x18\x03 \x01(\tR\x04tier\x12\x10\n" +
+	"\x03npu\x18\x04 \x01(\rR\x03npu\x12\x16\n" +
+	"\x06policy\x18\x05 \x01(\tR\x06policy\"\xc6\x01\n" +
+	"\x18ExplainPlacementResponse\x12\x18\n" +
+	"\acurrent\x18\x01 \x01(\tR\acurrent\x12=\n" +
+	"\n" +
+	"candidates\x18\x02 \x03(\v2\x1d.skerry.v1.PlacementCandidateR\n" +
+	"candidates\x129\n" +
+	"\brejected\x18\x03 \x03(\v2\x1d.skerry.v1.PlacementRejectionR\brejected\x12\x16\n" +
+	"\x06policy\x18\x04 \x01(\tR\x06policy\"F\n" +
+	"\x12PlacementCandidate\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x18\n" +
+	"\areasons\x18\x02 \x03(\tR\areasons\"^\n" +
+	"\x12PlacementRejection\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"E\n" +
+	"\x13CordonRunnerRequest\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"A\n" +
+	"\x14CordonRunnerResponse\x12)\n" +
+	"\x06runner\x18\x01 \x01(\v2\x11.skerry.v1.RunnerR\x06runner\"/\n" +
+	"\x15UncordonRunnerRequest\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\"C\n" +
+	"\x16UncordonRunnerResponse\x12)\n" +
+	"\x06runner\x18\x01 \x01(\v2\x11.skerry.v1.RunnerR\x06runner\"\xb5\x01\n" +
+	"\x12DrainRunnerRequest\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\"\n" +
+	"\n" +
+	"deadline_s\x18\x03 \x01(\rH\x00R\tdeadlineS\x88\x01\x01\x12#\n" +
+	"\rleave_running\x18\x04 \x01(\bR\fleaveRunning\x12\x17\n" +
+	"\await_ms\x18\x05 \x01(\rR\x06waitMsB\r\n" +
+	"\v_deadline_s\"@\n" +
+	"\x13DrainRunnerResponse\x12)\n" +
+	"\x06runner\x18\x01 \x01(\v2\x11.skerry.v1.RunnerR\x06runner\"C\n" +
+	"\x13RemoveRunnerRequest\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"j\n" +
+	"\x14RemoveRunnerResponse\x12)\n" +
+	"\x06runner\x18\x01 \x01(\v2\x11.skerry.v1.RunnerR\x06runner\x12'\n" +
+	"\x0flost_workspaces\x18\x02 \x03(\tR\x0elostWorkspaces\"\x14\n" +
 	"\x12ListRunnersRequest\"B\n" +
 	"\x13ListRunnersResponse\x12+\n" +
-	"\arunners\x18\x01 \x03(\v2\x11.skerry.v1.RunnerR\arunners\"\xeb\x02\n" +
+	"\arunners\x18\x01 \x03(\v2\x11.skerry.v1.RunnerR\arunners\"\xd7\x04\n" +
 	"\x06Runner\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -505,10 +1871,56 @@ const file_skerry_v1_runner_proto_rawDesc = "" +
 	"\arunning\x18\b \x01(\rR\arunning\x12\x16\n" +
 	"\x06queued\x18\t \x01(\rR\x06queued\x127\n" +
 	"\tlast_seen\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x1a9\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x1a\n" +
+	"\bschedule\x18\x14 \x01(\tR\bschedule\x12'\n" +
+	"\x0fschedule_reason\x18\x15 \x01(\tR\x0escheduleReason\x12,\n" +
+	"\x05drain\x18\x16 \x01(\v2\x16.skerry.v1.RunnerDrainR\x05drain\x120\n" +
+	"\adevices\x18\x17 \x03(\v2\x16.skerry.v1.DeviceCountR\adevices\x12\"\n" +
+	"\fenvironments\x18\x18 \x03(\tR\fenvironments\x12!\n" +
+	"\fversion_skew\x18\x19 \x01(\tR\vversionSkew\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x1b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
+	"\vDeviceCount\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x12\n" +
+	"\x04free\x18\x03 \x01(\rR\x04free\"\xba\x02\n" +
+	"\vRunnerDrain\x124\n" +
+	"\astarted\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x126\n" +
+	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12#\n" +
+	"\rleave_running\x18\x03 \x01(\bR\fleaveRunning\x12\x1c\n" +
+	"\tremaining\x18\x04 \x01(\rR\tremaining\x120\n" +
+	"\x05ended\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x1c\n" +
+	"\tcancelled\x18\x06 \x01(\rR\tcancelled\x12\x12\n" +
+	"\x04left\x18\a \x01(\rR\x04left\x12\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\":\n" +
+	"\x10WatchEndsRequest\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\tR\x03log\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\"R\n" +
+	"\x11WatchEndsResponse\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\tR\x03log\x12+\n" +
+	"\x04ends\x18\x02 \x03(\v2\x17.skerry.v1.ExecutionEndR\x04ends\"\x85\x02\n" +
+	"\fExecutionEnd\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12!\n" +
+	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x18\n" +
+	"\averdict\x18\x05 \x01(\tR\averdict\x12\x18\n" +
+	"\acommand\x18\x06 \x01(\tR\acommand\x120\n" +
+	"\x05ended\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12 \n" +
+	"\texit_code\x18\b \x01(\x05H\x00R\bexitCode\x88\x01\x01B\f\n" +
+	"\n" +
+	"_exit_code\"9\n" +
+	"\x14FindExecutionRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\"K\n" +
+	"\x15FindExecutionResponse\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1c\n" +
+	"\tworkspace\x18\x02 \x01(\tR\tworkspace\"B\n" +
+	"\x10CountLiveRequest\x12\x16\n" +
+	"\x06cancel\x18\x01 \x01(\bR\x06cancel\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"'\n" +
+	"\x11CountLiveResponse\x12\x12\n" +
+	"\x04live\x18\x01 \x01(\rR\x04live\"\x1b\n" +
 	"\x19RefreshCertificateRequest\"\x1c\n" +
 	"\x1aRefreshCertificateResponse\"S\n" +
 	"\rAttachRequest\x12\x1d\n" +
@@ -517,19 +1929,29 @@ const file_skerry_v1_runner_proto_rawDesc = "" +
 	"\rrunner_number\x18\x02 \x01(\rR\frunnerNumber\";\n" +
 	"\x0eAttachResponse\x12)\n" +
 	"\x06runner\x18\x01 \x01(\v2\x11.skerry.v1.RunnerR\x06runner\"\x18\n" +
-	"\x16WatchWorkspacesRequest\"\x81\x01\n" +
+	"\x16WatchWorkspacesRequest\"\xd7\x01\n" +
 	"\x17WatchWorkspacesResponse\x124\n" +
 	"\n" +
 	"workspaces\x18\x01 \x03(\v2\x14.skerry.v1.WorkspaceR\n" +
 	"workspaces\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x16\n" +
-	"\x06queued\x18\x03 \x01(\rR\x06queued2]\n" +
+	"\x06queued\x18\x03 \x01(\rR\x06queued\x120\n" +
+	"\adevices\x18\x14 \x03(\v2\x16.skerry.v1.DeviceCountR\adevices\x12\"\n" +
+	"\fenvironments\x18\x15 \x03(\tR\fenvironments2\x81\x04\n" +
 	"\rRunnerService\x12L\n" +
-	"\vListRunners\x12\x1d.skerry.v1.ListRunnersRequest\x1a\x1e.skerry.v1.ListRunnersResponse2\x94\x02\n" +
+	"\vListRunners\x12\x1d.skerry.v1.ListRunnersRequest\x1a\x1e.skerry.v1.ListRunnersResponse\x12[\n" +
+	"\x10ExplainPlacement\x12\".skerry.v1.ExplainPlacementRequest\x1a#.skerry.v1.ExplainPlacementResponse\x12O\n" +
+	"\fCordonRunner\x12\x1e.skerry.v1.CordonRunnerRequest\x1a\x1f.skerry.v1.CordonRunnerResponse\x12U\n" +
+	"\x0eUncordonRunner\x12 .skerry.v1.UncordonRunnerRequest\x1a!.skerry.v1.UncordonRunnerResponse\x12L\n" +
+	"\vDrainRunner\x12\x1d.skerry.v1.DrainRunnerRequest\x1a\x1e.skerry.v1.DrainRunnerResponse\x12O\n" +
+	"\fRemoveRunner\x12\x1e.skerry.v1.RemoveRunnerRequest\x1a\x1f.skerry.v1.RemoveRunnerResponse2\xfa\x03\n" +
 	"\x14RunnerControlService\x12=\n" +
 	"\x06Attach\x12\x18.skerry.v1.AttachRequest\x1a\x19.skerry.v1.AttachResponse\x12Z\n" +
 	"\x0fWatchWorkspaces\x12!.skerry.v1.WatchWorkspacesRequest\x1a\".skerry.v1.WatchWorkspacesResponse0\x01\x12a\n" +
-	"\x12RefreshCertificate\x12$.skerry.v1.RefreshCertificateRequest\x1a%.skerry.v1.RefreshCertificateResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
+	"\x12RefreshCertificate\x12$.skerry.v1.RefreshCertificateRequest\x1a%.skerry.v1.RefreshCertificateResponse\x12H\n" +
+	"\tWatchEnds\x12\x1b.skerry.v1.WatchEndsRequest\x1a\x1c.skerry.v1.WatchEndsResponse0\x01\x12R\n" +
+	"\rFindExecution\x12\x1f.skerry.v1.FindExecutionRequest\x1a .skerry.v1.FindExecutionResponse\x12F\n" +
+	"\tCountLive\x12\x1b.skerry.v1.CountLiveRequest\x1a\x1c.skerry.v1.CountLiveResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
 
 var (
 	file_skerry_v1_runner_proto_rawDescOnce sync.Once
@@ -543,40 +1965,91 @@ func file_skerry_v1_runner_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_runner_proto_rawDescData
 }
 
-var file_skerry_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_skerry_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_skerry_v1_runner_proto_goTypes = []any{
-	(*ListRunnersRequest)(nil),         // 0: skerry.v1.ListRunnersRequest
-	(*ListRunnersResponse)(nil),        // 1: skerry.v1.ListRunnersResponse
-	(*Runner)(nil),                     // 2: skerry.v1.Runner
-	(*RefreshCertificateRequest)(nil),  // 3: skerry.v1.RefreshCertificateRequest
-	(*RefreshCertificateResponse)(nil), // 4: skerry.v1.RefreshCertificateResponse
-	(*AttachRequest)(nil),              // 5: skerry.v1.AttachRequest
-	(*AttachResponse)(nil),             // 6: skerry.v1.AttachResponse
-	(*WatchWorkspacesRequest)(nil),     // 7: skerry.v1.WatchWorkspacesRequest
-	(*WatchWorkspacesResponse)(nil),    // 8: skerry.v1.WatchWorkspacesResponse
-	nil,                                // 9: skerry.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 10: google.protobuf.Timestamp
-	(*Workspace)(nil),                  // 11: skerry.v1.Workspace
+	(*ExplainPlacementRequest)(nil),    // 0: skerry.v1.ExplainPlacementRequest
+	(*ExplainPlacementResponse)(nil),   // 1: skerry.v1.ExplainPlacementResponse
+	(*PlacementCandidate)(nil),         // 2: skerry.v1.PlacementCandidate
+	(*PlacementRejection)(nil),         // 3: skerry.v1.PlacementRejection
+	(*CordonRunnerRequest)(nil),        // 4: skerry.v1.CordonRunnerRequest
+	(*CordonRunnerResponse)(nil),       // 5: skerry.v1.CordonRunnerResponse
+	(*UncordonRunnerRequest)(nil),      // 6: skerry.v1.UncordonRunnerRequest
+	(*UncordonRunnerResponse)(nil),     // 7: skerry.v1.UncordonRunnerResponse
+	(*DrainRunnerRequest)(nil),         // 8: skerry.v1.DrainRunnerRequest
+	(*DrainRunnerResponse)(nil),        // 9: skerry.v1.DrainRunnerResponse
+	(*RemoveRunnerRequest)(nil),        // 10: skerry.v1.RemoveRunnerRequest
+	(*RemoveRunnerResponse)(nil),       // 11: skerry.v1.RemoveRunnerResponse
+	(*ListRunnersRequest)(nil),         // 12: skerry.v1.ListRunnersRequest
+	(*ListRunnersResponse)(nil),        // 13: skerry.v1.ListRunnersResponse
+	(*Runner)(nil),                     // 14: skerry.v1.Runner
+	(*DeviceCount)(nil),                // 15: skerry.v1.DeviceCount
+	(*RunnerDrain)(nil),                // 16: skerry.v1.RunnerDrain
+	(*WatchEndsRequest)(nil),           // 17: skerry.v1.WatchEndsRequest
+	(*WatchEndsResponse)(nil),          // 18: skerry.v1.WatchEndsResponse
+	(*ExecutionEnd)(nil),               // 19: skerry.v1.ExecutionEnd
+	(*FindExecutionRequest)(nil),       // 20: skerry.v1.FindExecutionRequest
+	(*FindExecutionResponse)(nil),      // 21: skerry.v1.FindExecutionResponse
+	(*CountLiveRequest)(nil),           // 22: skerry.v1.CountLiveRequest
+	(*CountLiveResponse)(nil),          // 23: skerry.v1.CountLiveResponse
+	(*RefreshCertificateRequest)(nil),  // 24: skerry.v1.RefreshCertificateRequest
+	(*RefreshCertificateResponse)(nil), // 25: skerry.v1.RefreshCertificateResponse
+	(*AttachRequest)(nil),              // 26: skerry.v1.AttachRequest
+	(*AttachResponse)(nil),             // 27: skerry.v1.AttachResponse
+	(*WatchWorkspacesRequest)(nil),     // 28: skerry.v1.WatchWorkspacesRequest
+	(*WatchWorkspacesResponse)(nil),    // 29: skerry.v1.WatchWorkspacesResponse
+	nil,                                // 30: skerry.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 31: google.protobuf.Timestamp
+	(*Workspace)(nil),                  // 32: skerry.v1.Workspace
 }
 var file_skerry_v1_runner_proto_depIdxs = []int32{
-	2,  // 0: skerry.v1.ListRunnersResponse.runners:type_name -> skerry.v1.Runner
-	9,  // 1: skerry.v1.Runner.labels:type_name -> skerry.v1.Runner.LabelsEntry
-	10, // 2: skerry.v1.Runner.last_seen:type_name -> google.protobuf.Timestamp
-	2,  // 3: skerry.v1.AttachResponse.runner:type_name -> skerry.v1.Runner
-	11, // 4: skerry.v1.WatchWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
-	0,  // 5: skerry.v1.RunnerService.ListRunners:input_type -> skerry.v1.ListRunnersRequest
-	5,  // 6: skerry.v1.RunnerControlService.Attach:input_type -> skerry.v1.AttachRequest
-	7,  // 7: skerry.v1.RunnerControlService.WatchWorkspaces:input_type -> skerry.v1.WatchWorkspacesRequest
-	3,  // 8: skerry.v1.RunnerControlService.RefreshCertificate:input_type -> skerry.v1.RefreshCertificateRequest
-	1,  // 9: skerry.v1.RunnerService.ListRunners:output_type -> skerry.v1.ListRunnersResponse
-	6,  // 10: skerry.v1.RunnerControlService.Attach:output_type -> skerry.v1.AttachResponse
-	8,  // 11: skerry.v1.RunnerControlService.WatchWorkspaces:output_type -> skerry.v1.WatchWorkspacesResponse
-	4,  // 12: skerry.v1.RunnerControlService.RefreshCertificate:output_type -> skerry.v1.RefreshCertificateResponse
-	9,  // [9:13] is the sub-list for method output_type
-	5,  // [5:9] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	2,  // 0: skerry.v1.ExplainPlacementResponse.candidates:type_name -> skerry.v1.PlacementCandidate
+	3,  // 1: skerry.v1.ExplainPlacementResponse.rejected:type_name -> skerry.v1.PlacementRejection
+	14, // 2: skerry.v1.CordonRunnerResponse.runner:type_name -> skerry.v1.Runner
+	14, // 3: skerry.v1.UncordonRunnerResponse.runner:type_name -> skerry.v1.Runner
+	14, // 4: skerry.v1.DrainRunnerResponse.runner:type_name -> skerry.v1.Runner
+	14, // 5: skerry.v1.RemoveRunnerResponse.runner:type_name -> skerry.v1.Runner
+	14, // 6: skerry.v1.ListRunnersResponse.runners:type_name -> skerry.v1.Runner
+	30, // 7: skerry.v1.Runner.labels:type_name -> skerry.v1.Runner.LabelsEntry
+	31, // 8: skerry.v1.Runner.last_seen:type_name -> google.protobuf.Timestamp
+	16, // 9: skerry.v1.Runner.drain:type_name -> skerry.v1.RunnerDrain
+	15, // 10: skerry.v1.Runner.devices:type_name -> skerry.v1.DeviceCount
+	31, // 11: skerry.v1.RunnerDrain.started:type_name -> google.protobuf.Timestamp
+	31, // 12: skerry.v1.RunnerDrain.deadline:type_name -> google.protobuf.Timestamp
+	31, // 13: skerry.v1.RunnerDrain.ended:type_name -> google.protobuf.Timestamp
+	19, // 14: skerry.v1.WatchEndsResponse.ends:type_name -> skerry.v1.ExecutionEnd
+	31, // 15: skerry.v1.ExecutionEnd.ended:type_name -> google.protobuf.Timestamp
+	14, // 16: skerry.v1.AttachResponse.runner:type_name -> skerry.v1.Runner
+	32, // 17: skerry.v1.WatchWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
+	15, // 18: skerry.v1.WatchWorkspacesResponse.devices:type_name -> skerry.v1.DeviceCount
+	12, // 19: skerry.v1.RunnerService.ListRunners:input_type -> skerry.v1.ListRunnersRequest
+	0,  // 20: skerry.v1.RunnerService.ExplainPlacement:input_type -> skerry.v1.ExplainPlacementRequest
+	4,  // 21: skerry.v1.RunnerService.CordonRunner:input_type -> skerry.v1.CordonRunnerRequest
+	6,  // 22: skerry.v1.RunnerService.UncordonRunner:input_type -> skerry.v1.UncordonRunnerRequest
+	8,  // 23: skerry.v1.RunnerService.DrainRunner:input_type -> skerry.v1.DrainRunnerRequest
+	10, // 24: skerry.v1.RunnerService.RemoveRunner:input_type -> skerry.v1.RemoveRunnerRequest
+	26, // 25: skerry.v1.RunnerControlService.Attach:input_type -> skerry.v1.AttachRequest
+	28, // 26: skerry.v1.RunnerControlService.WatchWorkspaces:input_type -> skerry.v1.WatchWorkspacesRequest
+	24, // 27: skerry.v1.RunnerControlService.RefreshCertificate:input_type -> skerry.v1.RefreshCertificateRequest
+	17, // 28: skerry.v1.RunnerControlService.WatchEnds:input_type -> skerry.v1.WatchEndsRequest
+	20, // 29: skerry.v1.RunnerControlService.FindExecution:input_type -> skerry.v1.FindExecutionRequest
+	22, // 30: skerry.v1.RunnerControlService.CountLive:input_type -> skerry.v1.CountLiveRequest
+	13, // 31: skerry.v1.RunnerService.ListRunners:output_type -> skerry.v1.ListRunnersResponse
+	1,  // 32: skerry.v1.RunnerService.ExplainPlacement:output_type -> skerry.v1.ExplainPlacementResponse
+	5,  // 33: skerry.v1.RunnerService.CordonRunner:output_type -> skerry.v1.CordonRunnerResponse
+	7,  // 34: skerry.v1.RunnerService.UncordonRunner:output_type -> skerry.v1.UncordonRunnerResponse
+	9,  // 35: skerry.v1.RunnerService.DrainRunner:output_type -> skerry.v1.DrainRunnerResponse
+	11, // 36: skerry.v1.RunnerService.RemoveRunner:output_type -> skerry.v1.RemoveRunnerResponse
+	27, // 37: skerry.v1.RunnerControlService.Attach:output_type -> skerry.v1.AttachResponse
+	29, // 38: skerry.v1.RunnerControlService.WatchWorkspaces:output_type -> skerry.v1.WatchWorkspacesResponse
+	25, // 39: skerry.v1.RunnerControlService.RefreshCertificate:output_type -> skerry.v1.RefreshCertificateResponse
+	18, // 40: skerry.v1.RunnerControlService.WatchEnds:output_type -> skerry.v1.WatchEndsResponse
+	21, // 41: skerry.v1.RunnerControlService.FindExecution:output_type -> skerry.v1.FindExecutionResponse
+	23, // 42: skerry.v1.RunnerControlService.CountLive:output_type -> skerry.v1.CountLiveResponse
+	31, // [31:43] is the sub-list for method output_type
+	19, // [19:31] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_skerry_v1_runner_proto_init() }
@@ -585,13 +2058,15 @@ func file_skerry_v1_runner_proto_init() {
 		return
 	}
 	file_skerry_v1_workspace_proto_init()
+	file_skerry_v1_runner_proto_msgTypes[8].OneofWrappers = []any{}
+	file_skerry_v1_runner_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_runner_proto_rawDesc), len(file_skerry_v1_runner_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -36,8 +36,17 @@ type CreateTokenRequest struct {
 	// that a runner makes public. For role "agent"; at most 64. An admin token may
 	// name all.
 	NetworkPolicies []string `protobuf:"bytes,6,rep,name=network_policies,json=networkPolicies,proto3" json:"network_policies,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What calls the token may make beside those on files, for role "agent":
+	// "shell", "environments", "npu", "transfer". Empty: all, or those of the token
+	// that makes it.
+	Permissions []string `protobuf:"bytes,20,rep,name=permissions,proto3" json:"permissions,omitempty"`
+	// Runners that it may use, by name or pattern (* is any text), at most 64, for
+	// role "agent". Empty: all, or those of the token that makes it.
+	Runners []string `protobuf:"bytes,21,rep,name=runners,proto3" json:"runners,omitempty"`
+	// Parent of a new agent; admins only. What an agent makes is its own child.
+	Parent        string `protobuf:"bytes,22,opt,name=parent,proto3" json:"parent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateTokenRequest) Reset() {
@@ -110,6 +119,27 @@ func (x *CreateTokenRequest) GetNetworkPolicies() []string {
 		return x.NetworkPolicies
 	}
 	return nil
+}
+
+func (x *CreateTokenRequest) GetPermissions() []string {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
+func (x *CreateTokenRequest) GetRunners() []string {
+	if x != nil {
+		return x.Runners
+	}
+	return nil
+}
+
+func (x *CreateTokenRequest) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
 }
 
 type CreateTokenResponse struct {
@@ -344,8 +374,14 @@ type Token struct {
 	Expires         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires,proto3" json:"expires,omitempty"`
 	Revoked         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=revoked,proto3" json:"revoked,omitempty"`
 	NetworkPolicies []string               `protobuf:"bytes,9,rep,name=network_policies,json=networkPolicies,proto3" json:"network_policies,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Empty: all.
+	Permissions []string `protobuf:"bytes,20,rep,name=permissions,proto3" json:"permissions,omitempty"`
+	// Empty: all.
+	Runners []string `protobuf:"bytes,21,rep,name=runners,proto3" json:"runners,omitempty"`
+	// The token that made it.
+	Parent        string `protobuf:"bytes,22,opt,name=parent,proto3" json:"parent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Token) Reset() {
@@ -441,18 +477,42 @@ func (x *Token) GetNetworkPolicies() []string {
 	return nil
 }
 
+func (x *Token) GetPermissions() []string {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
+func (x *Token) GetRunners() []string {
+	if x != nil {
+		return x.Runners
+	}
+	return nil
+}
+
+func (x *Token) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
 var File_skerry_v1_token_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_token_proto_rawDesc = "" +
 	"\n" +
-	"\x15skerry/v1/token.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc6\x01\n" +
+	"\x15skerry/v1/token.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9a\x02\n" +
 	"\x12CreateTokenRequest\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\x12\x18\n" +
 	"\aproject\x18\x03 \x01(\tR\aproject\x12\x1b\n" +
 	"\texpires_s\x18\x04 \x01(\x04R\bexpiresS\x12 \n" +
 	"\vdescription\x18\x05 \x01(\tR\vdescription\x12)\n" +
-	"\x10network_policies\x18\x06 \x03(\tR\x0fnetworkPolicies\"U\n" +
+	"\x10network_policies\x18\x06 \x03(\tR\x0fnetworkPolicies\x12 \n" +
+	"\vpermissions\x18\x14 \x03(\tR\vpermissions\x12\x18\n" +
+	"\arunners\x18\x15 \x03(\tR\arunners\x12\x16\n" +
+	"\x06parent\x18\x16 \x01(\tR\x06parent\"U\n" +
 	"\x13CreateTokenResponse\x12&\n" +
 	"\x05token\x18\x01 \x01(\v2\x10.skerry.v1.TokenR\x05token\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"\x13\n" +
@@ -462,7 +522,7 @@ const file_skerry_v1_token_proto_rawDesc = "" +
 	"\x12RevokeTokenRequest\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\"=\n" +
 	"\x13RevokeTokenResponse\x12&\n" +
-	"\x05token\x18\x01 \x01(\v2\x10.skerry.v1.TokenR\x05token\"\xce\x02\n" +
+	"\x05token\x18\x01 \x01(\v2\x10.skerry.v1.TokenR\x05token\"\xa2\x03\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x18\n" +
@@ -472,7 +532,10 @@ const file_skerry_v1_token_proto_rawDesc = "" +
 	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
 	"\aexpires\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x124\n" +
 	"\arevoked\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x12)\n" +
-	"\x10network_policies\x18\t \x03(\tR\x0fnetworkPolicies2\xf5\x01\n" +
+	"\x10network_policies\x18\t \x03(\tR\x0fnetworkPolicies\x12 \n" +
+	"\vpermissions\x18\x14 \x03(\tR\vpermissions\x12\x18\n" +
+	"\arunners\x18\x15 \x03(\tR\arunners\x12\x16\n" +
+	"\x06parent\x18\x16 \x01(\tR\x06parent2\xf5\x01\n" +
 	"\fTokenService\x12L\n" +
 	"\vCreateToken\x12\x1d.skerry.v1.CreateTokenRequest\x1a\x1e.skerry.v1.CreateTokenResponse\x12I\n" +
 	"\n" +

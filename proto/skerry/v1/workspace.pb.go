@@ -546,7 +546,9 @@ func (x *Replication) GetTime() *timestamppb.Timestamp {
 }
 
 type ListWorkspacesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those of child agents, and their children, too.
+	Descendants   bool `protobuf:"varint,20,opt,name=descendants,proto3" json:"descendants,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -579,6 +581,13 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
 	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ListWorkspacesRequest) GetDescendants() bool {
+	if x != nil {
+		return x.Descendants
+	}
+	return false
 }
 
 type ListWorkspacesResponse struct {
@@ -1778,8 +1787,9 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\x06runner\x18\x04 \x01(\tR\x06runner\x12\x16\n" +
 	"\x06digest\x18\x05 \x01(\tR\x06digest\x12\x10\n" +
 	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12.\n" +
-	"\x04time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x17\n" +
-	"\x15ListWorkspacesRequest\"N\n" +
+	"\x04time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"9\n" +
+	"\x15ListWorkspacesRequest\x12 \n" +
+	"\vdescendants\x18\x14 \x01(\bR\vdescendants\"N\n" +
 	"\x16ListWorkspacesResponse\x124\n" +
 	"\n" +
 	"workspaces\x18\x01 \x03(\v2\x14.skerry.v1.WorkspaceR\n" +

@@ -38,6 +38,21 @@ const (
 	// RunnerServiceListRunnersProcedure is the fully-qualified name of the RunnerService's ListRunners
 	// RPC.
 	RunnerServiceListRunnersProcedure = "/skerry.v1.RunnerService/ListRunners"
+	// RunnerServiceExplainPlacementProcedure is the fully-qualified name of the RunnerService's
+	// ExplainPlacement RPC.
+	RunnerServiceExplainPlacementProcedure = "/skerry.v1.RunnerService/ExplainPlacement"
+	// RunnerServiceCordonRunnerProcedure is the fully-qualified name of the RunnerService's
+	// CordonRunner RPC.
+	RunnerServiceCordonRunnerProcedure = "/skerry.v1.RunnerService/CordonRunner"
+	// RunnerServiceUncordonRunnerProcedure is the fully-qualified name of the RunnerService's
+	// UncordonRunner RPC.
+	RunnerServiceUncordonRunnerProcedure = "/skerry.v1.RunnerService/UncordonRunner"
+	// RunnerServiceDrainRunnerProcedure is the fully-qualified name of the RunnerService's DrainRunner
+	// RPC.
+	RunnerServiceDrainRunnerProcedure = "/skerry.v1.RunnerService/DrainRunner"
+	// RunnerServiceRemoveRunnerProcedure is the fully-qualified name of the RunnerService's
+	// RemoveRunner RPC.
+	RunnerServiceRemoveRunnerProcedure = "/skerry.v1.RunnerService/RemoveRunner"
 	// RunnerControlServiceAttachProcedure is the fully-qualified name of the RunnerControlService's
 	// Attach RPC.
 	RunnerControlServiceAttachProcedure = "/skerry.v1.RunnerControlService/Attach"
@@ -47,11 +62,36 @@ const (
 	// RunnerControlServiceRefreshCertificateProcedure is the fully-qualified name of the
 	// RunnerControlService's RefreshCertificate RPC.
 	RunnerControlServiceRefreshCertificateProcedure = "/skerry.v1.RunnerControlService/RefreshCertificate"
+	// RunnerControlServiceWatchEndsProcedure is the fully-qualified name of the RunnerControlService's
+	// WatchEnds RPC.
+	RunnerControlServiceWatchEndsProcedure = "/skerry.v1.RunnerControlService/WatchEnds"
+	// RunnerControlServiceFindExecutionProcedure is the fully-qualified name of the
+	// RunnerControlService's FindExecution RPC.
+	RunnerControlServiceFindExecutionProcedure = "/skerry.v1.RunnerControlService/FindExecution"
+	// RunnerControlServiceCountLiveProcedure is the fully-qualified name of the RunnerControlService's
+	// CountLive RPC.
+	RunnerControlServiceCountLiveProcedure = "/skerry.v1.RunnerControlService/CountLive"
 )
 
 // RunnerServiceClient is a client for the skerry.v1.RunnerService service.
 type RunnerServiceClient interface {
+	// ListRunners gives an agent those that its token may use.
 	ListRunners(context.Context, *connect.Request[v1.ListRunnersRequest]) (*connect.Response[v1.ListRunnersResponse], error)
+	// ExplainPlacement says which runner a new workspace would get and, of each
+	// other one, why not.
+	ExplainPlacement(context.Context, *connect.Request[v1.ExplainPlacementRequest]) (*connect.Response[v1.ExplainPlacementResponse], error)
+	// CordonRunner keeps new workspaces away.
+	CordonRunner(context.Context, *connect.Request[v1.CordonRunnerRequest]) (*connect.Response[v1.CordonRunnerResponse], error)
+	// UncordonRunner lets it take everything again, also after a drain.
+	UncordonRunner(context.Context, *connect.Request[v1.UncordonRunnerRequest]) (*connect.Response[v1.UncordonRunnerResponse], error)
+	// DrainRunner keeps new workspaces and executions away, waits for those that
+	// run until the deadline, then cancels or leaves them. It goes on by itself:
+	// the answer comes after wait_ms at the latest, and the runner's record tells
+	// the rest. To repeat it while a drain is under way changes its deadline.
+	DrainRunner(context.Context, *connect.Request[v1.DrainRunnerRequest]) (*connect.Response[v1.DrainRunnerResponse], error)
+	// RemoveRunner forgets a runner that is down or drained, and its tokens. It is
+	// refused while the runner has the only copy of a workspace's latest state.
+	RemoveRunner(context.Context, *connect.Request[v1.RemoveRunnerRequest]) (*connect.Response[v1.RemoveRunnerResponse], error)
 }
 
 // NewRunnerServiceClient constructs a client for the skerry.v1.RunnerService service. By default,
@@ -71,12 +111,47 @@ func NewRunnerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(runnerServiceMethods.ByName("ListRunners")),
 			connect.WithClientOptions(opts...),
 		),
+		explainPlacement: connect.NewClient[v1.ExplainPlacementRequest, v1.ExplainPlacementResponse](
+			httpClient,
+			baseURL+RunnerServiceExplainPlacementProcedure,
+			connect.WithSchema(runnerServiceMethods.ByName("ExplainPlacement")),
+			connect.WithClientOptions(opts...),
+		),
+		cordonRunner: connect.NewClient[v1.CordonRunnerRequest, v1.CordonRunnerResponse](
+			httpClient,
+			baseURL+RunnerServiceCordonRunnerProcedure,
+			connect.WithSchema(runnerServiceMethods.ByName("CordonRunner")),
+			connect.WithClientOptions(opts...),
+		),
+		uncordonRunner: connect.NewClient[v1.UncordonRunnerRequest, v1.UncordonRunnerResponse](
+			httpClient,
+			baseURL+RunnerServiceUncordonRunnerProcedure,
+			connect.WithSchema(runnerServiceMethods.ByName("UncordonRunner")),
+			connect.WithClientOptions(opts...),
+		),
+		drainRunner: connect.NewClient[v1.DrainRunnerRequest, v1.DrainRunnerResponse](
+			httpClient,
+			baseURL+RunnerServiceDrainRunnerProcedure,
+			connect.WithSchema(runnerServiceMethods.ByName("DrainRunner")),
+			connect.WithClientOptions(opts...),
+		),
+		removeRunner: connect.NewClient[v1.RemoveRunnerRequest, v1.RemoveRunnerResponse](
+			httpClient,
+			baseURL+RunnerServiceRemoveRunnerProcedure,
+			connect.WithSchema(runnerServiceMethods.ByName("RemoveRunner")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // runnerServiceClient implements RunnerServiceClient.
 type runnerServiceClient struct {
-	listRunners *connect.Client[v1.ListRunnersRequest, v1.ListRunnersResponse]
+	listRunners      *connect.Client[v1.ListRunnersRequest, v1.ListRunnersResponse]
+	explainPlacement *connect.Client[v1.ExplainPlacementRequest, v1.ExplainPlacementResponse]
+	cordonRunner     *connect.Client[v1.CordonRunnerRequest, v1.CordonRunnerResponse]
+	uncordonRunner   *connect.Client[v1.UncordonRunnerRequest, v1.UncordonRunnerResponse]
+	drainRunner      *connect.Client[v1.DrainRunnerRequest, v1.DrainRunnerResponse]
+	removeRunner     *connect.Client[v1.RemoveRunnerRequest, v1.RemoveRunnerResponse]
 }
 
 // ListRunners calls skerry.v1.RunnerService.ListRunners.
@@ -84,9 +159,50 @@ func (c *runnerServiceClient) ListRunners(ctx context.Context, req *connect.Requ
 	return c.listRunners.CallUnary(ctx, req)
 }
 
+// ExplainPlacement calls skerry.v1.RunnerService.ExplainPlacement.
+func (c *runnerServiceClient) ExplainPlacement(ctx context.Context, req *connect.Request[v1.ExplainPlacementRequest]) (*connect.Response[v1.ExplainPlacementResponse], error) {
+	return c.explainPlacement.CallUnary(ctx, req)
+}
+
+// CordonRunner calls skerry.v1.RunnerService.CordonRunner.
+func (c *runnerServiceClient) CordonRunner(ctx context.Context, req *connect.Request[v1.CordonRunnerRequest]) (*connect.Response[v1.CordonRunnerResponse], error) {
+	return c.cordonRunner.CallUnary(ctx, req)
+}
+
+// UncordonRunner calls skerry.v1.RunnerService.UncordonRunner.
+func (c *runnerServiceClient) UncordonRunner(ctx context.Context, req *connect.Request[v1.UncordonRunnerRequest]) (*connect.Response[v1.UncordonRunnerResponse], error) {
+	return c.uncordonRunner.CallUnary(ctx, req)
+}
+
+// DrainRunner calls skerry.v1.RunnerService.DrainRunner.
+func (c *runnerServiceClient) DrainRunner(ctx context.Context, req *connect.Request[v1.DrainRunnerRequest]) (*connect.Response[v1.DrainRunnerResponse], error) {
+	return c.drainRunner.CallUnary(ctx, req)
+}
+
+// RemoveRunner calls skerry.v1.RunnerService.RemoveRunner.
+func (c *runnerServiceClient) RemoveRunner(ctx context.Context, req *connect.Request[v1.RemoveRunnerRequest]) (*connect.Response[v1.RemoveRunnerResponse], error) {
+	return c.removeRunner.CallUnary(ctx, req)
+}
+
 // RunnerServiceHandler is an implementation of the skerry.v1.RunnerService service.
 type RunnerServiceHandler interface {
+	// ListRunners gives an agent those that its token may use.
 	ListRunners(context.Context, *connect.Request[v1.ListRunnersRequest]) (*connect.Response[v1.ListRunnersResponse], error)
+	// ExplainPlacement says which runner a new workspace would get and, of each
+	// other one, why not.
+	ExplainPlacement(context.Context, *connect.Request[v1.ExplainPlacementRequest]) (*connect.Response[v1.ExplainPlacementResponse], error)
+	// CordonRunner keeps new workspaces away.
+	CordonRunner(context.Context, *connect.Request[v1.CordonRunnerRequest]) (*connect.Response[v1.CordonRunnerResponse], error)
+	// UncordonRunner lets it take everything again, also after a drain.
+	UncordonRunner(context.Context, *connect.Request[v1.UncordonRunnerRequest]) (*connect.Response[v1.UncordonRunnerResponse], error)
+	// DrainRunner keeps new workspaces and executions away, waits for those that
+	// run until the deadline, then cancels or leaves them. It goes on by itself:
+	// the answer comes after wait_ms at the latest, and the runner's record tells
+	// the rest. To repeat it while a drain is under way changes its deadline.
+	DrainRunner(context.Context, *connect.Request[v1.DrainRunnerRequest]) (*connect.Response[v1.DrainRunnerResponse], error)
+	// RemoveRunner forgets a runner that is down or drained, and its tokens. It is
+	// refused while the runner has the only copy of a workspace's latest state.
+	RemoveRunner(context.Context, *connect.Request[v1.RemoveRunnerRequest]) (*connect.Response[v1.RemoveRunnerResponse], error)
 }
 
 // NewRunnerServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -102,10 +218,50 @@ func NewRunnerServiceHandler(svc RunnerServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(runnerServiceMethods.ByName("ListRunners")),
 		connect.WithHandlerOptions(opts...),
 	)
+	runnerServiceExplainPlacementHandler := connect.NewUnaryHandler(
+		RunnerServiceExplainPlacementProcedure,
+		svc.ExplainPlacement,
+		connect.WithSchema(runnerServiceMethods.ByName("ExplainPlacement")),
+		connect.WithHandlerOptions(opts...),
+	)
+	runnerServiceCordonRunnerHandler := connect.NewUnaryHandler(
+		RunnerServiceCordonRunnerProcedure,
+		svc.CordonRunner,
+		connect.WithSchema(runnerServiceMethods.ByName("CordonRunner")),
+		connect.WithHandlerOptions(opts...),
+	)
+	runnerServiceUncordonRunnerHandler := connect.NewUnaryHandler(
+		RunnerServiceUncordonRunnerProcedure,
+		svc.UncordonRunner,
+		connect.WithSchema(runnerServiceMethods.ByName("UncordonRunner")),
+		connect.WithHandlerOptions(opts...),
+	)
+	runnerServiceDrainRunnerHandler := connect.NewUnaryHandler(
+		RunnerServiceDrainRunnerProcedure,
+		svc.DrainRunner,
+		connect.WithSchema(runnerServiceMethods.ByName("DrainRunner")),
+		connect.WithHandlerOptions(opts...),
+	)
+	runnerServiceRemoveRunnerHandler := connect.NewUnaryHandler(
+		RunnerServiceRemoveRunnerProcedure,
+		svc.RemoveRunner,
+		connect.WithSchema(runnerServiceMethods.ByName("RemoveRunner")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skerry.v1.RunnerService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case RunnerServiceListRunnersProcedure:
 			runnerServiceListRunnersHandler.ServeHTTP(w, r)
+		case RunnerServiceExplainPlacementProcedure:
+			runnerServiceExplainPlacementHandler.ServeHTTP(w, r)
+		case RunnerServiceCordonRunnerProcedure:
+			runnerServiceCordonRunnerHandler.ServeHTTP(w, r)
+		case RunnerServiceUncordonRunnerProcedure:
+			runnerServiceUncordonRunnerHandler.ServeHTTP(w, r)
+		case RunnerServiceDrainRunnerProcedure:
+			runnerServiceDrainRunnerHandler.ServeHTTP(w, r)
+		case RunnerServiceRemoveRunnerProcedure:
+			runnerServiceRemoveRunnerHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -119,6 +275,26 @@ func (UnimplementedRunnerServiceHandler) ListRunners(context.Context, *connect.R
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerService.ListRunners is not implemented"))
 }
 
+func (UnimplementedRunnerServiceHandler) ExplainPlacement(context.Context, *connect.Request[v1.ExplainPlacementRequest]) (*connect.Response[v1.ExplainPlacementResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerService.ExplainPlacement is not implemented"))
+}
+
+func (UnimplementedRunnerServiceHandler) CordonRunner(context.Context, *connect.Request[v1.CordonRunnerRequest]) (*connect.Response[v1.CordonRunnerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerService.CordonRunner is not implemented"))
+}
+
+func (UnimplementedRunnerServiceHandler) UncordonRunner(context.Context, *connect.Request[v1.UncordonRunnerRequest]) (*connect.Response[v1.UncordonRunnerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerService.UncordonRunner is not implemented"))
+}
+
+func (UnimplementedRunnerServiceHandler) DrainRunner(context.Context, *connect.Request[v1.DrainRunnerRequest]) (*connect.Response[v1.DrainRunnerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerService.DrainRunner is not implemented"))
+}
+
+func (UnimplementedRunnerServiceHandler) RemoveRunner(context.Context, *connect.Request[v1.RemoveRunnerRequest]) (*connect.Response[v1.RemoveRunnerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerService.RemoveRunner is not implemented"))
+}
+
 // RunnerControlServiceClient is a client for the skerry.v1.RunnerControlService service.
 type RunnerControlServiceClient interface {
 	// Attach is the coordinator's first call: it tells the runner its number.
@@ -128,6 +304,13 @@ type RunnerControlServiceClient interface {
 	// RefreshCertificate has the runner ask for its next certificate now, since the
 	// cluster's authority has changed. It does not wait for that.
 	RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error)
+	// WatchEnds streams the ends of executions after a number, then each new one.
+	WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest]) (*connect.ServerStreamForClient[v1.WatchEndsResponse], error)
+	// FindExecution tells whose an execution is.
+	FindExecution(context.Context, *connect.Request[v1.FindExecutionRequest]) (*connect.Response[v1.FindExecutionResponse], error)
+	// CountLive counts the executions that have not ended and, when asked to,
+	// cancels them all.
+	CountLive(context.Context, *connect.Request[v1.CountLiveRequest]) (*connect.Response[v1.CountLiveResponse], error)
 }
 
 // NewRunnerControlServiceClient constructs a client for the skerry.v1.RunnerControlService service.
@@ -159,6 +342,24 @@ func NewRunnerControlServiceClient(httpClient connect.HTTPClient, baseURL string
 			connect.WithSchema(runnerControlServiceMethods.ByName("RefreshCertificate")),
 			connect.WithClientOptions(opts...),
 		),
+		watchEnds: connect.NewClient[v1.WatchEndsRequest, v1.WatchEndsResponse](
+			httpClient,
+			baseURL+RunnerControlServiceWatchEndsProcedure,
+			connect.WithSchema(runnerControlServiceMethods.ByName("WatchEnds")),
+			connect.WithClientOptions(opts...),
+		),
+		findExecution: connect.NewClient[v1.FindExecutionRequest, v1.FindExecutionResponse](
+			httpClient,
+			baseURL+RunnerControlServiceFindExecutionProcedure,
+			connect.WithSchema(runnerControlServiceMethods.ByName("FindExecution")),
+			connect.WithClientOptions(opts...),
+		),
+		countLive: connect.NewClient[v1.CountLiveRequest, v1.CountLiveResponse](
+			httpClient,
+			baseURL+RunnerControlServiceCountLiveProcedure,
+			connect.WithSchema(runnerControlServiceMethods.ByName("CountLive")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -167,6 +368,9 @@ type runnerControlServiceClient struct {
 	attach             *connect.Client[v1.AttachRequest, v1.AttachResponse]
 	watchWorkspaces    *connect.Client[v1.WatchWorkspacesRequest, v1.WatchWorkspacesResponse]
 	refreshCertificate *connect.Client[v1.RefreshCertificateRequest, v1.RefreshCertificateResponse]
+	watchEnds          *connect.Client[v1.WatchEndsRequest, v1.WatchEndsResponse]
+	findExecution      *connect.Client[v1.FindExecutionRequest, v1.FindExecutionResponse]
+	countLive          *connect.Client[v1.CountLiveRequest, v1.CountLiveResponse]
 }
 
 // Attach calls skerry.v1.RunnerControlService.Attach.
@@ -184,6 +388,21 @@ func (c *runnerControlServiceClient) RefreshCertificate(ctx context.Context, req
 	return c.refreshCertificate.CallUnary(ctx, req)
 }
 
+// WatchEnds calls skerry.v1.RunnerControlService.WatchEnds.
+func (c *runnerControlServiceClient) WatchEnds(ctx context.Context, req *connect.Request[v1.WatchEndsRequest]) (*connect.ServerStreamForClient[v1.WatchEndsResponse], error) {
+	return c.watchEnds.CallServerStream(ctx, req)
+}
+
+// FindExecution calls skerry.v1.RunnerControlService.FindExecution.
+func (c *runnerControlServiceClient) FindExecution(ctx context.Context, req *connect.Request[v1.FindExecutionRequest]) (*connect.Response[v1.FindExecutionResponse], error) {
+	return c.findExecution.CallUnary(ctx, req)
+}
+
+// CountLive calls skerry.v1.RunnerControlService.CountLive.
+func (c *runnerControlServiceClient) CountLive(ctx context.Context, req *connect.Request[v1.CountLiveRequest]) (*connect.Response[v1.CountLiveResponse], error) {
+	return c.countLive.CallUnary(ctx, req)
+}
+
 // RunnerControlServiceHandler is an implementation of the skerry.v1.RunnerControlService service.
 type RunnerControlServiceHandler interface {
 	// Attach is the coordinator's first call: it tells the runner its number.
@@ -193,6 +412,13 @@ type RunnerControlServiceHandler interface {
 	// RefreshCertificate has the runner ask for its next certificate now, since the
 	// cluster's authority has changed. It does not wait for that.
 	RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error)
+	// WatchEnds streams the ends of executions after a number, then each new one.
+	WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest], *connect.ServerStream[v1.WatchEndsResponse]) error
+	// FindExecution tells whose an execution is.
+	FindExecution(context.Context, *connect.Request[v1.FindExecutionRequest]) (*connect.Response[v1.FindExecutionResponse], error)
+	// CountLive counts the executions that have not ended and, when asked to,
+	// cancels them all.
+	CountLive(context.Context, *connect.Request[v1.CountLiveRequest]) (*connect.Response[v1.CountLiveResponse], error)
 }
 
 // NewRunnerControlServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -220,6 +446,24 @@ func NewRunnerControlServiceHandler(svc RunnerControlServiceHandler, opts ...con
 		connect.WithSchema(runnerControlServiceMethods.ByName("RefreshCertificate")),
 		connect.WithHandlerOptions(opts...),
 	)
+	runnerControlServiceWatchEndsHandler := connect.NewServerStreamHandler(
+		RunnerControlServiceWatchEndsProcedure,
+		svc.WatchEnds,
+		connect.WithSchema(runnerControlServiceMethods.ByName("WatchEnds")),
+		connect.WithHandlerOptions(opts...),
+	)
+	runnerControlServiceFindExecutionHandler := connect.NewUnaryHandler(
+		RunnerControlServiceFindExecutionProcedure,
+		svc.FindExecution,
+		connect.WithSchema(runnerControlServiceMethods.ByName("FindExecution")),
+		connect.WithHandlerOptions(opts...),
+	)
+	runnerControlServiceCountLiveHandler := connect.NewUnaryHandler(
+		RunnerControlServiceCountLiveProcedure,
+		svc.CountLive,
+		connect.WithSchema(runnerControlServiceMethods.ByName("CountLive")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skerry.v1.RunnerControlService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case RunnerControlServiceAttachProcedure:
@@ -228,6 +472,12 @@ func NewRunnerControlServiceHandler(svc RunnerControlServiceHandler, opts ...con
 			runnerControlServiceWatchWorkspacesHandler.ServeHTTP(w, r)
 		case RunnerControlServiceRefreshCertificateProcedure:
 			runnerControlServiceRefreshCertificateHandler.ServeHTTP(w, r)
+		case RunnerControlServiceWatchEndsProcedure:
+			runnerControlServiceWatchEndsHandler.ServeHTTP(w, r)
+		case RunnerControlServiceFindExecutionProcedure:
+			runnerControlServiceFindExecutionHandler.ServeHTTP(w, r)
+		case RunnerControlServiceCountLiveProcedure:
+			runnerControlServiceCountLiveHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -247,4 +497,16 @@ func (UnimplementedRunnerControlServiceHandler) WatchWorkspaces(context.Context,
 
 func (UnimplementedRunnerControlServiceHandler) RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.RefreshCertificate is not implemented"))
+}
+
+func (UnimplementedRunnerControlServiceHandler) WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest], *connect.ServerStream[v1.WatchEndsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.WatchEnds is not implemented"))
+}
+
+func (UnimplementedRunnerControlServiceHandler) FindExecution(context.Context, *connect.Request[v1.FindExecutionRequest]) (*connect.Response[v1.FindExecutionResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.FindExecution is not implemented"))
+}
+
+func (UnimplementedRunnerControlServiceHandler) CountLive(context.Context, *connect.Request[v1.CountLiveRequest]) (*connect.Response[v1.CountLiveResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.CountLive is not implemented"))
 }

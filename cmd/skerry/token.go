@@ -12,34 +12,8 @@ import (
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
-func (a *app) runnerCommand() *cobra.Command {
-	c := &cobra.Command{Use: "runner", Short: "Show runners", Example: "  skerry runner list"}
-	c.AddCommand(&cobra.Command{
-		Use: "list", Short: "List runners, their state and load", Example: "  skerry runner list --json", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.clients()
-			if err != nil {
-				return err
-			}
-			res, err := c.runners.ListRunners(cmd.Context(), connect.NewRequest(&skerryv1.ListRunnersRequest{}))
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.printJSON(res.Msg)
-			}
-			rows := [][]string{{"NAME", "STATE", "TIER", "VERSION", "RUNNING", "QUEUED", "SLOTS"}}
-			for _, r := range res.Msg.Runners {
-				rows = append(rows, []string{r.Name, r.State, r.Tier, r.Version, fmt.Sprint(r.Running), fmt.Sprint(r.Queued), fmt.Sprint(r.Slots)})
-			}
-			return a.table(rows)
-		},
-	})
-	return group(c)
-}
-
 func (a *app) tokenCommand() *cobra.Command {
-	c := &cobra.Command{Use: "token", Short: "Make, list and revoke tokens (needs an admin token)", Example: "  skerry token create --agent alice --expires 720h"}
+	c := &cobra.Command{Use: "token", Short: "Make, list and revoke tokens", Example: "  skerry token create --agent alice --expires 720h"}
 	c.AddCommand(a.tokenCreate(), a.tokenList(), a.tokenRevoke())
 	return group(c)
 }
@@ -51,7 +25,9 @@ func (a *app) tokenCreate() *cobra.Command {
 	var expires time.Duration
 	c := &cobra.Command{
 		Use: "create", Short: "Make a token; its secret is shown once", Args: cobra.NoArgs,
-		Example: "  skerry token create --agent alice --project genomics --expires 720h\n  skerry token create --agent alice --network pypi --network conda\n  skerry token create --runner node17",
+		Long: "An admin makes any token. An agent makes tokens for itself and for children of it, which are new names or children already;\n" +
+			"they are never wider than its own in permissions, runners, network policies and validity, and end with it.",
+		Example: "  skerry token create --agent alice --project genomics --expires 720h\n  skerry token create --agent alice --network pypi --network conda\n  skerry token create --agent helper --permission shell --runner-scope 'gpu-*' --expires 2h\n  skerry token create --runner node17",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case (agent == "") == (runner == ""):
@@ -88,6 +64,10 @@ func (a *app) tokenCreate() *cobra.Command {
 	c.Flags().StringVar(&req.Project, "project", "", "project of a new agent")
 	c.Flags().DurationVar(&expires, "expires", 0, "validity (default: until revoked)")
 	c.Flags().StringSliceVar(&req.NetworkPolicies, "network", nil, "network policy that the agent's token may name (repeatable)")
+	c.Flags().StringSliceVar(&req.Permissions, "permission", nil, "what the agent's token may do beside files: shell, environments, npu, transfer (repeatable; default: all)")
+	c.Flags().StringSliceVar(&req.Runners, "runner-scope", nil, "runner that the agent's token may use, by name or pattern (repeatable; default: all)")
+	c.Flags().StringVar(&req.Parent, "parent", "", "agent that a new agent is a child of (for admins)")
+	choices(c, "permission", "files", "shell", "environments", "npu", "transfer")
 	c.Flags().StringVar(&req.Description, "description", "", "what it is for")
 	return c
 }
@@ -107,9 +87,10 @@ func (a *app) tokenList() *cobra.Command {
 			if a.json {
 				return a.printJSON(res.Msg)
 			}
-			rows := [][]string{{"ID", "ROLE", "FOR", "CREATED", "EXPIRES", "REVOKED", "NETWORK", "DESCRIPTION"}}
+			rows := [][]string{{"ID", "ROLE", "FOR", "CREATED", "EXPIRES", "REVOKED", "PERMISSIONS", "RUNNERS", "NETWORK", "PARENT", "DESCRIPTION"}}
 			for _, t := range res.Msg.Tokens {
-				rows = append(rows, []string{t.Id, t.Role, t.Subject, stamp(t.Created), stamp(t.Expires), stamp(t.Revoked), orDash(strings.Join(t.NetworkPolicies, ",")), orDash(t.Description)})
+				rows = append(rows, []string{t.Id, t.Role, t.Subject, stamp(t.Created), stamp(t.Expires), stamp(t.Revoked),
+					orDash(strings.Join(t.Permissions, ",")), orDash(strings.Join(t.Runners, ",")), orDash(strings.Join(t.NetworkPolicies, ",")), orDash(t.Parent), orDash(t.Description)})
 			}
 			return a.table(rows)
 		},
