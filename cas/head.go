@@ -28,6 +28,10 @@ type CommitRequest struct {
 	Source string
 	Time   time.Time // zero: now
 	Stats  TreeStats
+	// From is the commit of another store that a head which does not exist goes
+	// on from: Digest, Tree and Seq are used. That commit need not be here; the
+	// history ends before it.
+	From Commit
 }
 
 const headVersion = 1

@@ -79,6 +79,9 @@ func (r *CommitRequest) build(before Head) (Commit, Head) {
 		Head: r.Head, Tree: r.Tree, Parent: before.Commit, ParentTree: before.Tree,
 		Epoch: r.Epoch, Seq: before.Seq + 1, Time: when, Source: r.Source, Stats: r.Stats,
 	}
+	if before.Commit.IsZero() && !r.From.Digest.IsZero() {
+		c.Parent, c.ParentTree, c.Seq = r.From.Digest, r.From.Tree, r.From.Seq+1
+	}
 	return c, Head{Name: r.Head, Tree: c.Tree, Epoch: c.Epoch, Seq: c.Seq, Source: c.Source}
 }
 
@@ -112,6 +115,9 @@ func (s *Store) publish(req CommitRequest, after Head, content []byte) (Head, er
 			s.riding.Add(1)
 		} else {
 			err = s.settle(tx, pos)
+		}
+		if req.Expect.IsZero() && !req.From.Digest.IsZero() { // no collection is to look for what is elsewhere
+			err = errors.Join(err, tx.put(bucketShallow, after.Commit.Bytes(), []byte{1}))
 		}
 		return errors.Join(err, tx.put(bucketHeads, []byte(after.Name), after.marshal()))
 	})

@@ -96,6 +96,10 @@ func shuttingDown() *problem.Error {
 // refusal is the API's form of what the state refused.
 func refusal(f *raftlogv1.Failure) *problem.Error {
 	codes := map[string]connect.Code{
+		problem.IdempotencyMismatch: connect.CodeAlreadyExists,
+		problem.Fenced:              connect.CodeAborted,
+		problem.ReplicaBehind:       connect.CodeFailedPrecondition,
+
 		problem.NotFound:         connect.CodeNotFound,
 		problem.NoRunner:         connect.CodeNotFound,
 		problem.AlreadyExists:    connect.CodeAlreadyExists,

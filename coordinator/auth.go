@@ -15,6 +15,7 @@ import (
 	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
+	"skerry.internal/proto/skerry/peer/v1/peerv1connect"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
@@ -134,6 +135,16 @@ var rules = map[string]rule{
 	rpc.ClusterServiceAnnounceMemberProcedure:        {roles: coordinators},
 	rpc.MemberServiceGetMemberStatsProcedure:         {roles: coordinators, reads: true},
 	link.Path:                                        {roles: runners},
+
+	rpc.WorkspaceServiceListBranchesProcedure:          {roles: agents, reads: true},
+	rpc.WorkspaceServiceSetReplicationProcedure:        {roles: agents},
+	rpc.WorkspaceServiceReassignWorkspaceProcedure:     {roles: admins},
+	rpc.TransferServiceStartTransferProcedure:          {roles: agents, needs: skerryv1.PermissionTransfer},
+	rpc.TransferServiceGetTransferProcedure:            {roles: agents, needs: skerryv1.PermissionTransfer, reads: true},
+	rpc.TransferServiceListTransfersProcedure:          {roles: agents, needs: skerryv1.PermissionTransfer, reads: true},
+	rpc.TransferServiceCancelTransferProcedure:         {roles: agents, needs: skerryv1.PermissionTransfer},
+	rpc.TransferServiceListTransferWorkspacesProcedure: {roles: agents, needs: skerryv1.PermissionTransfer, reads: true},
+	peerv1connect.PeerServiceFetchProcedure:            {roles: runners, reads: true},
 }
 
 // authorize checks who calls and whether they may, before anything of the body

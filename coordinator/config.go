@@ -41,6 +41,7 @@ type Config struct {
 	// that it dials again at once.
 	RunnerGrace config.Duration `yaml:"runner_grace"`
 	Placement   Placement       `yaml:"placement"`
+	Replication Replication     `yaml:"replication"`
 	Log         config.Log      `yaml:"log"`
 }
 
@@ -132,6 +133,7 @@ func DefaultConfig() Config {
 		TLS:         TLS{Names: []string{}},
 		RunnerGrace: config.Duration(2 * time.Second),
 		Placement:   Placement{Policy: placement.Spread},
+		Replication: defaultReplication(),
 		Log:         config.DefaultLog(),
 	}
 }
@@ -139,7 +141,7 @@ func DefaultConfig() Config {
 // Validate gives the first value that cannot be used, as a *config.FieldError.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.validateAddresses, c.validateCluster, c.validateRaft, c.validateLimits, c.validatePlacement, func() error { return c.Log.Validate("log") },
+		c.validateAddresses, c.validateCluster, c.validateRaft, c.validateLimits, c.validatePlacement, c.validateReplication, func() error { return c.Log.Validate("log") },
 	} {
 		if err := check(); err != nil {
 			return err

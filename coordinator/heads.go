@@ -71,7 +71,7 @@ func (f *headsFeed) offer(list []*skerryv1.Workspace) {
 	for _, ws := range list {
 		known := view.Workspace(ws.GetId())
 		head := raftHead(ws)
-		if known != nil && known.GetRunner() == f.runner && newsworthy(known, head) {
+		if known != nil && f.isNews(view, known, head) {
 			f.pending[ws.GetId()] = head
 		}
 	}
@@ -80,6 +80,19 @@ func (f *headsFeed) offer(list []*skerryv1.Workspace) {
 	case f.wake <- struct{}{}:
 	default:
 	}
+}
+
+// isNews also takes what changes a branch that the runner keeps.
+func (f *headsFeed) isNews(view state.Reader, known *raftlogv1.Workspace, head *raftlogv1.Head) bool {
+	if known.GetRunner() == f.runner {
+		return newsworthy(known, head)
+	}
+	for _, b := range view.BranchesOfWorkspace(known.GetId()) {
+		if b.GetRunner() == f.runner && b.GetEpoch() == head.GetEpoch() {
+			return head.GetSeq() > b.GetSeq()
+		}
+	}
+	return false
 }
 
 // newsworthy leaves out what says only that a workspace without commits is fine.

@@ -144,7 +144,7 @@ func wait(ctx context.Context, future raft.Future) error {
 
 // leaderTasks lists what runs on the leader.
 func (c *Coordinator) leaderTasks() []leaderTask {
-	return append(c.stateTasks(), c.watchVersions, c.runAutopilot, c.keepAuthority)
+	return append(c.stateTasks(), c.watchVersions, c.runAutopilot, c.keepAuthority, c.keepGrantKeys, c.directTransfers, c.replicate, c.moveWorkspaces)
 }
 
 // handOver lets another coordinator lead before this one stops, so that nobody

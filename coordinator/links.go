@@ -32,6 +32,11 @@ type runnerLink struct {
 	executions rpc.ExecutionServiceClient
 	files      rpc.FileServiceClient
 	workspaces rpc.WorkspaceServiceClient
+	transfers  rpc.TransferControlServiceClient
+	// Grant keys that it was told, as one text.
+	keysTold atomic.Pointer[string]
+	// Branches of which it was told that they are.
+	fenced sync.Map
 
 	// As the runner last told.
 	running, queued atomic.Uint32
@@ -85,6 +90,7 @@ func newRunnerLink(name string, number uint32, tokenID string, conn *link.Client
 		executions: rpc.NewExecutionServiceClient(conn, link.BaseURL, opts...),
 		files:      rpc.NewFileServiceClient(conn, link.BaseURL, opts...),
 		workspaces: rpc.NewWorkspaceServiceClient(conn, link.BaseURL, opts...),
+		transfers:  rpc.NewTransferControlServiceClient(conn, link.BaseURL, opts...),
 	}
 }
 

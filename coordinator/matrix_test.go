@@ -17,8 +17,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"skerry.internal/proto/ids"
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
+	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
@@ -51,60 +53,69 @@ var (
 )
 
 var matrix = map[string]cell{
-	"AgentService/ArchiveAgent":            {body: `{"agent":"annabel"}`, want: problem.PermissionDenied},
-	"AgentService/ListAgents":              {body: `{}`},
-	"ClusterService/AnnounceMember":        forbidden,
-	"ClusterService/GetClusterStatus":      forbidden,
-	"ClusterService/ListMembers":           forbidden,
-	"ClusterService/RemoveMember":          forbidden,
-	"ClusterService/RestoreSnapshot":       forbidden,
-	"ClusterService/SaveSnapshot":          forbidden,
-	"ClusterService/TransferLeadership":    forbidden,
-	"ExecutionService/CancelExecution":     {body: byExecution, want: problem.NotFound},
-	"ExecutionService/FollowExecutionLogs": {body: byExecution, want: problem.NotFound},
-	"ExecutionService/GetExecution":        {body: byExecution, want: problem.NotFound},
-	"ExecutionService/ListExecutions":      {body: `{"limit":200}`, named: `{"runner":"$RUNNER"}`},
-	"ExecutionService/PortForward":         {body: `{"executionId":"$EX","port":80}`, want: problem.NotFound},
-	"ExecutionService/ReadExecutionLogs":   {body: byExecution, want: problem.NotFound},
-	"ExecutionService/ResizeTerminal":      {body: `{"executionId":"$EX","rows":1,"cols":1}`, want: problem.NotFound},
-	"ExecutionService/RunCommand":          {body: `{"program":"true"}`, named: `{"program":"true","options":{"runner":"$RUNNER"}}`},
-	"ExecutionService/RunShell":            {body: `{"command":"true"}`, named: `{"command":"true","options":{"runner":"$RUNNER"}}`},
-	"ExecutionService/WriteInput":          {body: byExecution, want: problem.NotFound},
-	"FileService/DeleteFile":               {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"FileService/DownloadFile":             {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"FileService/FileHistory":              {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"FileService/ListFiles":                {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"FileService/ReadFile":                 {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"FileService/UploadFile":               {body: `{"header":` + byWorkspace + `}`, want: problem.NotFound, named: `{"header":` + onRunner + `}`},
-	"FileService/WriteFile":                {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"InboxService/ReadInbox":               {body: `{}`},
-	"InboxService/WatchInbox":              {body: `{}`, endless: true},
-	"JoinService/CreateJoinToken":          forbidden,
-	"JoinService/DenyMember":               forbidden,
-	"JoinService/GetAuthority":             forbidden,
-	"JoinService/Join":                     withToken,
-	"JoinService/ListJoinTokens":           forbidden,
-	"JoinService/Renew":                    withToken,
-	"JoinService/RevokeJoinToken":          forbidden,
-	"JoinService/RotateAuthority":          forbidden,
-	"MemberService/GetMemberStats":         forbidden,
-	"RunnerService/CordonRunner":           {body: `{"runner":"$RUNNER"}`, want: problem.PermissionDenied},
-	"RunnerService/DrainRunner":            {body: `{"runner":"$RUNNER"}`, want: problem.PermissionDenied},
-	"RunnerService/ExplainPlacement":       {body: `{"agent":"annabel"}`, want: problem.NotFound},
-	"RunnerService/ListRunners":            {body: `{}`},
-	"RunnerService/RemoveRunner":           {body: `{"runner":"$RUNNER","force":true}`, want: problem.PermissionDenied},
-	"RunnerService/UncordonRunner":         {body: `{"runner":"$RUNNER"}`, want: problem.PermissionDenied},
-	"TimerService/CancelTimer":             {body: `{"timerId":"$TIMER"}`, want: problem.NotFound},
-	"TimerService/CreateTimer":             {body: `{"afterMs":"1000","message":"m","executionId":"$EX"}`, want: problem.NotFound},
-	"TimerService/ListTimers":              {body: `{}`},
-	"TokenService/CreateToken":             {body: `{"subject":"annabel"}`, want: problem.PermissionDenied},
-	"TokenService/ListTokens":              {body: `{}`},
-	"TokenService/RevokeToken":             {body: `{"tokenId":"$TOKEN"}`, want: problem.NotFound},
-	"WorkspaceService/Diff":                {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"WorkspaceService/History":             {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"WorkspaceService/ListWorkspaces":      {body: `{"descendants":true}`},
-	"WorkspaceService/RepairWorkspace":     {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"WorkspaceService/RestoreWorkspace":    {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"AgentService/ArchiveAgent":              {body: `{"agent":"annabel"}`, want: problem.PermissionDenied},
+	"AgentService/ListAgents":                {body: `{}`},
+	"ClusterService/AnnounceMember":          forbidden,
+	"ClusterService/GetClusterStatus":        forbidden,
+	"ClusterService/ListMembers":             forbidden,
+	"ClusterService/RemoveMember":            forbidden,
+	"ClusterService/RestoreSnapshot":         forbidden,
+	"ClusterService/SaveSnapshot":            forbidden,
+	"ClusterService/TransferLeadership":      forbidden,
+	"ExecutionService/CancelExecution":       {body: byExecution, want: problem.NotFound},
+	"ExecutionService/FollowExecutionLogs":   {body: byExecution, want: problem.NotFound},
+	"ExecutionService/GetExecution":          {body: byExecution, want: problem.NotFound},
+	"ExecutionService/ListExecutions":        {body: `{"limit":200}`, named: `{"runner":"$RUNNER"}`},
+	"ExecutionService/PortForward":           {body: `{"executionId":"$EX","port":80}`, want: problem.NotFound},
+	"ExecutionService/ReadExecutionLogs":     {body: byExecution, want: problem.NotFound},
+	"ExecutionService/ResizeTerminal":        {body: `{"executionId":"$EX","rows":1,"cols":1}`, want: problem.NotFound},
+	"ExecutionService/RunCommand":            {body: `{"program":"true"}`, named: `{"program":"true","options":{"runner":"$RUNNER"}}`},
+	"ExecutionService/RunShell":              {body: `{"command":"true"}`, named: `{"command":"true","options":{"runner":"$RUNNER"}}`},
+	"ExecutionService/WriteInput":            {body: byExecution, want: problem.NotFound},
+	"FileService/DeleteFile":                 {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"FileService/DownloadFile":               {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"FileService/FileHistory":                {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"FileService/ListFiles":                  {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"FileService/ReadFile":                   {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"FileService/UploadFile":                 {body: `{"header":` + byWorkspace + `}`, want: problem.NotFound, named: `{"header":` + onRunner + `}`},
+	"FileService/WriteFile":                  {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"InboxService/ReadInbox":                 {body: `{}`},
+	"InboxService/WatchInbox":                {body: `{}`, endless: true},
+	"JoinService/CreateJoinToken":            forbidden,
+	"JoinService/DenyMember":                 forbidden,
+	"JoinService/GetAuthority":               forbidden,
+	"JoinService/Join":                       withToken,
+	"JoinService/ListJoinTokens":             forbidden,
+	"JoinService/Renew":                      withToken,
+	"JoinService/RevokeJoinToken":            forbidden,
+	"JoinService/RotateAuthority":            forbidden,
+	"MemberService/GetMemberStats":           forbidden,
+	"RunnerService/CordonRunner":             {body: `{"runner":"$RUNNER"}`, want: problem.PermissionDenied},
+	"RunnerService/DrainRunner":              {body: `{"runner":"$RUNNER"}`, want: problem.PermissionDenied},
+	"RunnerService/ExplainPlacement":         {body: `{"agent":"annabel"}`, want: problem.NotFound},
+	"RunnerService/ListRunners":              {body: `{}`},
+	"RunnerService/RemoveRunner":             {body: `{"runner":"$RUNNER","force":true}`, want: problem.PermissionDenied},
+	"RunnerService/UncordonRunner":           {body: `{"runner":"$RUNNER"}`, want: problem.PermissionDenied},
+	"TimerService/CancelTimer":               {body: `{"timerId":"$TIMER"}`, want: problem.NotFound},
+	"TimerService/CreateTimer":               {body: `{"afterMs":"1000","message":"m","executionId":"$EX"}`, want: problem.NotFound},
+	"TimerService/ListTimers":                {body: `{}`},
+	"TokenService/CreateToken":               {body: `{"subject":"annabel"}`, want: problem.PermissionDenied},
+	"TokenService/ListTokens":                {body: `{}`},
+	"TokenService/RevokeToken":               {body: `{"tokenId":"$TOKEN"}`, want: problem.NotFound},
+	"TransferService/CancelTransfer":         {body: `{"transferId":"$TR"}`, want: problem.NotFound},
+	"TransferService/GetTransfer":            {body: `{"transferId":"$TR"}`, want: problem.NotFound},
+	"TransferService/ListTransferWorkspaces": {body: `{}`},
+	"TransferService/ListTransfers":          {body: `{}`},
+	"TransferService/StartTransfer":          {body: `{"source":"$WS","target":"$WS","mappings":[{"source":"a","target":"b"}]}`, want: problem.NotFound},
+	"WorkspaceService/ListBranches":          {body: `{"workspace":"$WS"}`, want: problem.NotFound},
+	"WorkspaceService/ReassignWorkspace":     {body: `{"workspace":"$WS"}`, want: problem.PermissionDenied},
+	"WorkspaceService/SetReplication":        {body: `{"workspace":"$WS","policy":"none"}`, want: problem.NotFound,
+		named: `{"workspace":"$NEAR","policy":"on_commit","target":"$RUNNER"}`},
+	"WorkspaceService/Diff":                  {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"WorkspaceService/History":               {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"WorkspaceService/ListWorkspaces":        {body: `{"descendants":true}`},
+	"WorkspaceService/RepairWorkspace":       {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"WorkspaceService/RestoreWorkspace":      {body: byWorkspace, want: problem.NotFound, named: onRunner},
 }
 
 // estate is what annabel has: on the runner "far", and on "near" too.
@@ -128,8 +139,15 @@ func newEstate(t *testing.T) *estate {
 	ex := must[skerryv1.RunShellResponse](t)(annabel.executions.RunShell(t.Context(), shellOn("far", ""))).GetExecution()
 	timer := must[skerryv1.CreateTimerResponse](t)(annabel.timers.CreateTimer(t.Context(),
 		connect.NewRequest(&skerryv1.CreateTimerRequest{AfterMs: 3_600_000, Message: "for annabel"}))).GetTimer()
+	transfer := ids.New(ids.Transfer, 0, time.Now()).String()
+	ws := k.state.Read().WorkspaceOf("annabel", "far")
+	if _, err := k.node.apply(t.Context(), &raftlogv1.Command{Op: &raftlogv1.Command_CreateTransfer{CreateTransfer: &raftlogv1.CreateTransfer{
+		Transfer: &raftlogv1.Transfer{Id: transfer, Agent: "annabel", Source: ws.GetId(), Target: ws.GetId(), SourceRunner: "far", TargetRunner: "far"}}}}); err != nil {
+		t.Fatal(err)
+	}
 	return &estate{cluster: k, secret: secret, things: map[string]string{
-		"$WS": k.state.Read().WorkspaceOf("annabel", "far").GetId(), "$EX": ex.GetId(), "$TIMER": timer.GetId(), "$TOKEN": token.GetId(), "$RUNNER": "far",
+		"$WS": k.state.Read().WorkspaceOf("annabel", "far").GetId(), "$EX": ex.GetId(), "$TIMER": timer.GetId(), "$TOKEN": token.GetId(), "$RUNNER": "far", "$TR": transfer,
+		"$NEAR": k.state.Read().WorkspaceOf("annabel", "near").GetId(),
 	}}
 }
 
@@ -326,18 +344,18 @@ func TestMatrixOfRunners(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	byID := []string{"$WS", "$EX"}
+	byID := []string{"$WS", "$EX", "$TR"}
 	for _, procedure := range procedures() {
 		c := matrix[methodLabel(procedure)]
 		if c.named != "" {
 			if reason, answer := e.call(procedure, scoped, e.fill(c.named), callLimit); reason != problem.PermissionDenied {
 				t.Errorf("%s on a runner by name: %q: %s", procedure, reason, answer)
 			}
-			if reason, answer := e.call(procedure, scoped, strings.ReplaceAll(c.named, "$RUNNER", "nowhere"), callLimit); reason != problem.PermissionDenied {
+			if reason, answer := e.call(procedure, scoped, e.fill(strings.ReplaceAll(c.named, "$RUNNER", "nowhere")), callLimit); reason != problem.PermissionDenied {
 				t.Errorf("%s on a runner that does not exist: %q: %s", procedure, reason, answer)
 			}
 		}
-		if slices.ContainsFunc(byID, func(name string) bool { return strings.Contains(c.body, name) }) {
+		if slices.ContainsFunc(byID, func(name string) bool { return strings.Contains(c.body, name) }) && slices.Contains(rules[procedure].roles, skerryv1.RoleAgent) {
 			if reason, answer := e.call(procedure, scoped, e.fill(c.body), callLimit); reason != problem.NotFound {
 				t.Errorf("%s by id: %q: %s", procedure, reason, answer)
 			}

@@ -14,6 +14,9 @@ type metrics struct {
 	panics  prometheus.Counter
 	refused *prometheus.CounterVec
 	factory promauto.Factory
+
+	behind prometheus.Gauge
+	oldest prometheus.Gauge
 	// Takes the metrics of Raft, which have a prefix of their own.
 	registerer prometheus.Registerer
 }
@@ -25,6 +28,9 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 	f := promauto.With(prometheus.WrapRegistererWithPrefix("skerry_coordinator_", r))
 	return &metrics{
+		behind: f.NewGauge(prometheus.GaugeOpts{Name: "replicas_behind", Help: "Workspaces with a policy of replication whose head no other runner has, as of the leader's last look."}),
+		oldest: f.NewGauge(prometheus.GaugeOpts{Name: "replica_oldest_seconds", Help: "Age of the oldest replica that is behind its workspace's head."}),
+
 		registerer: r,
 		factory:    f,
 		rpc: f.NewHistogramVec(prometheus.HistogramOpts{Name: "rpc_duration_seconds",
@@ -38,6 +44,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		refused: f.NewCounterVec(prometheus.CounterOpts{Name: "refused_calls_total",
 			Help: "Calls refused before a handler, by reason: unauthenticated, permission_denied, ..."}, []string{"reason"}),
 	}
+}
+
+// replicas notes how far replication is behind.
+func (m *metrics) replicas(behind int, oldest time.Duration) {
+	m.behind.Set(float64(behind))
+	m.oldest.Set(oldest.Seconds())
 }
 
 func (m *metrics) observe(method, code string, since time.Time) {

@@ -42,7 +42,7 @@ func (c *Coordinator) routeOwnExecution(ctx context.Context, text string) (targe
 	if err != nil {
 		return target{}, err
 	}
-	ws := c.state.Read().WorkspaceOf(caller(ctx).subject, runner)
+	ws := workspaceAt(c.state.Read(), caller(ctx).subject, runner)
 	if ws == nil {
 		return target{}, noExecution()
 	}
@@ -58,7 +58,7 @@ func (c *Coordinator) routeExecution(ctx context.Context, text string) (target, 
 	}
 	view, agent := c.state.Read(), caller(ctx).subject
 	for _, child := range view.Descendants(agent) {
-		if ws := view.WorkspaceOf(child.GetName(), runner); ws != nil {
+		if ws := workspaceAt(view, child.GetName(), runner); ws != nil {
 			return c.routeFamily(ctx, view, ws, text)
 		}
 	}
@@ -86,7 +86,7 @@ func (c *Coordinator) routeFamily(ctx context.Context, view state.Reader, ws *ra
 	if owner != caller(ctx).subject && !view.Descends(owner, caller(ctx).subject) {
 		return target{}, noExecution()
 	}
-	if to.workspace = view.WorkspaceOf(owner, ws.GetRunner()); to.workspace == nil {
+	if to.workspace = workspaceAt(view, owner, ws.GetRunner()); to.workspace == nil {
 		return target{}, noExecution()
 	}
 	return to, nil
@@ -109,6 +109,9 @@ func noExecution() *problem.Error { return problem.Missing("executionId", "no su
 
 // routeSelector finds, or makes, the workspace that a selector means.
 func (c *Coordinator) routeSelector(ctx context.Context, sel *skerryv1.WorkspaceSelector) (target, error) {
+	if sel.GetBranch() != "" {
+		return c.routeBranch(ctx, sel)
+	}
 	if sel.GetId() == "" {
 		return c.routeRunner(ctx, wish{runner: sel.GetRunner(), field: "workspace.runner"})
 	}
@@ -221,6 +224,9 @@ func (c *Coordinator) commitWorkspace(ctx context.Context, agent, runner string,
 func (c *Coordinator) reach(ws *raftlogv1.Workspace) (target, error) {
 	if ws.GetLost() {
 		return target{}, lostWorkspace(ws)
+	}
+	if ws.GetRestore() != nil {
+		return target{}, moving(ws)
 	}
 	live := c.links.get(ws.GetRunner())
 	if live == nil || live.ended() {

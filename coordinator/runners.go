@@ -105,6 +105,9 @@ func (c *Coordinator) runLink(ctx context.Context, l *runnerLink) error {
 	if err := c.attach(ctx, l); err != nil {
 		return err
 	}
+	if err := c.introduce(ctx, l); err != nil {
+		return err
+	}
 	if !c.links.add(l) {
 		return shuttingDown()
 	}

@@ -14,6 +14,7 @@ import (
 
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
+	"skerry.internal/proto/skerry/peer/v1/peerv1connect"
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
 	"skerry.internal/proto/wire"
 )
@@ -51,6 +52,8 @@ func (c *Coordinator) routes() http.Handler {
 	calls.Handle(rpc.NewJoinServiceHandler(joinService{c}, opts...))
 	calls.Handle(rpc.NewClusterServiceHandler(clusterService{c}, opts...))
 	calls.Handle(rpc.NewMemberServiceHandler(memberService{c}, opts...))
+	calls.Handle(rpc.NewTransferServiceHandler(transferService{c}, opts...))
+	calls.Handle(peerv1connect.PeerServiceFetchProcedure, c.serveFetch())
 	calls.Handle(link.Path, c.serveLink(c.refuser()))
 
 	mux := http.NewServeMux()

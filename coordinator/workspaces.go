@@ -18,15 +18,9 @@ type workspaceService struct{ c *Coordinator }
 // behind; of others it is as they last reported.
 func (s workspaceService) ListWorkspaces(ctx context.Context, req *connect.Request[skerryv1.ListWorkspacesRequest]) (*connect.Response[skerryv1.ListWorkspacesResponse], error) {
 	out := &skerryv1.ListWorkspacesResponse{}
-	view, id := s.c.state.Read(), caller(ctx)
-	all := view.WorkspacesOfAgent(id.subject)
-	if req.Msg.GetDescendants() {
-		for _, child := range view.Descendants(id.subject) {
-			all = append(all, view.WorkspacesOfAgent(child.GetName())...)
-		}
-	}
-	for _, ws := range all {
-		if id.allows(ws.GetRunner()) {
+	id := caller(ctx)
+	for _, ws := range s.c.usableWorkspaces(id) {
+		if ws.GetAgent() == id.subject || req.Msg.GetDescendants() {
 			out.Workspaces = append(out.Workspaces, s.current(ctx, ws))
 		}
 	}
@@ -34,7 +28,7 @@ func (s workspaceService) ListWorkspaces(ctx context.Context, req *connect.Reque
 }
 
 func (s workspaceService) current(ctx context.Context, ws *raftlogv1.Workspace) *skerryv1.Workspace {
-	known := apiWorkspace(ws)
+	known := s.c.apiWorkspace(ws)
 	to, err := s.c.routeSelector(ctx, &skerryv1.WorkspaceSelector{Id: ws.GetId()})
 	if err != nil {
 		return known
@@ -45,15 +39,17 @@ func (s workspaceService) current(ctx context.Context, ws *raftlogv1.Workspace) 
 	if err != nil || len(res.Msg.GetWorkspaces()) != 1 || res.Msg.Workspaces[0].GetId() != ws.GetId() {
 		return known
 	}
+	res.Msg.Workspaces[0].Replication = known.GetReplication()
 	return res.Msg.Workspaces[0]
 }
 
 // currentTimeout bounds the wait for a runner that is linked but does not answer.
 const currentTimeout = 2 * time.Second
 
-func apiWorkspace(ws *raftlogv1.Workspace) *skerryv1.Workspace {
+func (c *Coordinator) apiWorkspace(ws *raftlogv1.Workspace) *skerryv1.Workspace {
 	out := &skerryv1.Workspace{Id: ws.GetId(), Agent: ws.GetAgent(), Runner: ws.GetRunner(), Epoch: ws.GetEpoch(),
 		State: skerryv1.WorkspaceReady}
+	out.Replication = c.replicationOf(ws)
 	head := ws.GetHead()
 	if head == nil {
 		return out

@@ -61,6 +61,9 @@ type Config struct {
 	REAPI     REAPI  `yaml:"reapi"`
 	// Network has the network policies that executions may run under.
 	Network Network `yaml:"network"`
+	// Peer is where other runners read this one's store; Transfers bounds that.
+	Peer      Peer      `yaml:"peer"`
+	Transfers Transfers `yaml:"transfers"`
 	// AllowSecretPaths lets file calls touch names such as .ssh and .env.
 	AllowSecretPaths bool    `yaml:"allow_secret_paths"`
 	Sandbox          Sandbox `yaml:"sandbox"`
@@ -187,7 +190,7 @@ func DefaultConfig() Config {
 		REAPI:    REAPI{MaxBytes: 64 << 30, MaxBlobs: 1_000_000},
 		Sandbox:  defaultSandbox(),
 		KeepLogs: config.Duration(30 * 24 * time.Hour), KeepExecutions: 20_000,
-		ForwardIdle: config.Duration(time.Hour),
+		ForwardIdle: config.Duration(time.Hour), Transfers: Transfers{MaxRunning: 4},
 	}
 }
 
@@ -240,7 +243,7 @@ func (c Config) Validate() error {
 			return &config.FieldError{Field: field, Problem: "is over 9223372036854775807", Remedy: "use 0 for no limit"}
 		}
 	}
-	if err := errors.Join(c.Network.validate(), c.Sandbox.validate(c.AgentUIDs)); err != nil {
+	if err := errors.Join(c.Network.validate(), c.Peer.validate(), c.Transfers.validate(), c.Sandbox.validate(c.AgentUIDs)); err != nil {
 		return err
 	}
 	if _, err := c.proxy(); err != nil {

@@ -29,6 +29,7 @@ import (
 	"skerry.internal/runnerd/execution"
 	"skerry.internal/runnerd/journal"
 	"skerry.internal/runnerd/rpc"
+	"skerry.internal/runnerd/transfer"
 	"skerry.internal/runnerd/upkeep"
 	"skerry.internal/runnerd/workspace"
 	"skerry.internal/sandbox"
@@ -56,6 +57,9 @@ type Daemon struct {
 	engine     *execution.Engine
 	workspaces *workspace.Manager
 	handler    http.Handler
+	transfers  *transfer.Manager
+	peers      *http.Server // nil: other runners go by a coordinator alone
+	relay      relayWay
 	identity   *identity.Identity
 	// refresh asks for the next certificate.
 	refresh chan struct{}
@@ -121,6 +125,9 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	if err := d.recover(ctx); err != nil {
 		return err
 	}
+	if err := d.openTransfers(ctx); err != nil {
+		return err
+	}
 	d.engine.StartRetention()
 	d.keeper.Start()
 	if err := d.serveCache(ctx); err != nil {
@@ -128,7 +135,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	}
 	d.handler = rpc.New(rpc.Config{Name: cfg.Name, Version: d.deps.Version, Labels: cfg.Labels, Slots: cfg.slots(), Tier: launcher.Tier(),
 		TierAtLeast: launcher.atLeast, Networks: launcher.networks(), DefaultTimeout: cfg.DefaultTimeout.D(), MaxTimeout: cfg.MaxTimeout.D(), ForwardIdle: cfg.ForwardIdle.D(),
-		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }, Refresh: d.refreshCertificate}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
+		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }, Refresh: d.refreshCertificate, Transfers: d.transfers}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
 	return nil
 }
 
@@ -259,6 +266,8 @@ func (d *Daemon) Run(ctx context.Context, token func() (string, error)) error {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
+	d.relay.prepare(cfg.TLS, cfg.Token, cfg.Proxy)
+	defer d.relay.close()
 	cfg.Name, cfg.OnLink, cfg.OnCoordinators = d.cfg.Name, d.onLink, m.learn
 	var kept sync.WaitGroup
 	kept.Go(func() { keep(ctx) })
@@ -266,7 +275,8 @@ func (d *Daemon) Run(ctx context.Context, token func() (string, error)) error {
 	return link.Run(ctx, cfg, d.handler, d.deps.Logger)
 }
 
-func (d *Daemon) onLink(_ string, up bool) {
+func (d *Daemon) onLink(endpoint string, up bool) {
+	d.relay.onLink(endpoint, up)
 	if !up {
 		d.setAttached(false)
 	}
@@ -284,7 +294,7 @@ func (c Config) Token() (string, error) {
 
 // Close releases everything. Running executions go on under their supervisors.
 func (d *Daemon) Close() error {
-	var errs []error
+	errs := []error{d.closeTransfers()}
 	if d.engine != nil {
 		d.engine.Close()
 	}

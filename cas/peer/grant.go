@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"time"
 
 	"skerry.internal/cas"
@@ -91,9 +92,11 @@ func Inspect(token string) (Grant, error) {
 
 // Verifier is who checks grants.
 type Verifier struct {
-	Keys   []ed25519.PublicKey // that may sign; several while a key is replaced
-	Source string              // this side's own name
-	Now    func() time.Time    // nil: time.Now
+	Keys []ed25519.PublicKey // that may sign; several while a key is replaced
+	// Current gives more of them, as they are at each call; may be nil.
+	Current func() []ed25519.PublicKey
+	Source  string           // this side's own name
+	Now     func() time.Time // nil: time.Now
 }
 
 // Verify checks that the token is genuine, for this source, valid now, and
@@ -130,7 +133,11 @@ func (v *Verifier) Verify(token, receiver string) (Grant, error) {
 }
 
 func (v *Verifier) signed(id KeyID, body, sig []byte) bool {
-	for _, key := range v.Keys {
+	keys := v.Keys
+	if v.Current != nil {
+		keys = append(slices.Clone(keys), v.Current()...)
+	}
+	for _, key := range keys {
 		if KeyIDOf(key) == id && ed25519.Verify(key, signedText(body), sig) {
 			return true
 		}

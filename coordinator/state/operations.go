@@ -156,6 +156,10 @@ func (p processor) updateHeads(op *raftlogv1.UpdateHeads) *raftlogv1.Answer {
 	var done raftlogv1.HeadsUpdated
 	for _, head := range op.GetHeads() {
 		ws := p.Workspace(head.GetWorkspaceId())
+		if ws != nil && ws.GetRunner() != op.GetRunner() && p.updateBranch(op.GetRunner(), head) {
+			done.Changed++
+			continue
+		}
 		if ws == nil || ws.GetRunner() != op.GetRunner() || !Advances(ws, head) {
 			done.Ignored++
 			continue

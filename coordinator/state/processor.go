@@ -106,6 +106,32 @@ func (p processor) dispatch(cmd *raftlogv1.Command) *raftlogv1.Answer {
 	case *raftlogv1.Command_AckInbox:
 		return p.ackInbox(op.AckInbox)
 	default:
+		return p.dispatchTransfer(cmd)
+	}
+}
+
+// dispatchTransfer carries out what has to do with transfers and workspaces that move.
+func (p processor) dispatchTransfer(cmd *raftlogv1.Command) *raftlogv1.Answer {
+	switch op := cmd.GetOp().(type) {
+	case *raftlogv1.Command_CreateTransfer:
+		return p.createTransfer(cmd, op.CreateTransfer.GetTransfer())
+	case *raftlogv1.Command_UpdateTransfer:
+		return p.updateTransfer(cmd, op.UpdateTransfer)
+	case *raftlogv1.Command_CancelTransfer:
+		return p.cancelTransfer(cmd, op.CancelTransfer)
+	case *raftlogv1.Command_AddGrantKey:
+		return p.addGrantKey(cmd, op.AddGrantKey)
+	case *raftlogv1.Command_SetReplication:
+		return p.setReplication(op.SetReplication)
+	case *raftlogv1.Command_SetReplica:
+		return p.setReplica(cmd, op.SetReplica)
+	case *raftlogv1.Command_ReassignWorkspace:
+		return p.reassignWorkspace(cmd, op.ReassignWorkspace)
+	case *raftlogv1.Command_EndRestore:
+		return p.endRestore(op.EndRestore)
+	case *raftlogv1.Command_UpdateBranches:
+		return p.updateBranches(op.UpdateBranches)
+	default:
 		panic(fmt.Sprintf("state: command %s has an operation that this version does not know; install a newer one", cmd.GetId()))
 	}
 }

@@ -82,4 +82,6 @@ func (p processor) checkRemoval(runner *raftlogv1.Runner) *raftlogv1.Answer {
 }
 
 // replicated reports whether a workspace's head is on another runner too.
-func (p processor) replicated(*raftlogv1.Workspace) bool { return false }
+func (p processor) replicated(ws *raftlogv1.Workspace) bool {
+	return !Behind(ws) && ws.GetRestore() == nil
+}

@@ -13,6 +13,8 @@ const (
 	tableAgents     = "agents"
 	tableTokens     = "tokens"
 	tableWorkspaces = "workspaces"
+	tableTransfers  = "transfers"
+	tableBranches   = "branches"
 
 	indexID     = "id"
 	indexNumber = "number"
@@ -31,6 +33,12 @@ const metaKey = "cluster"
 
 func byText[T any](name string, unique bool, parts int, get func(*T) []string) *memdb.IndexSchema {
 	return &memdb.IndexSchema{Name: name, Unique: unique, Indexer: textIndex[T]{parts: parts, get: get}}
+}
+
+// some makes an index that has not all records.
+func some(index *memdb.IndexSchema) *memdb.IndexSchema {
+	index.AllowMissing = true
+	return index
 }
 
 // byID is the primary index on one text.
@@ -55,11 +63,13 @@ func newDB() *memdb.MemDB {
 		tableRunners:    table(tableRunners, byID((*raftlogv1.Runner).GetName), number),
 		tableAgents:     agentsTable(),
 		tableTokens:     tokensTable(),
-		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner),
+		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner, behindIndex(), restoreIndex()),
 		tableMembers:    memberTable(),
 		tableTimers:     timersTable(),
 		tableInboxes:    table(tableInboxes, byID((*raftlogv1.Inbox).GetAgent)),
 		tableEntries:    entriesTable(),
+		tableTransfers:  transferTable(),
+		tableBranches:   branchTable(),
 	}}
 	for _, t := range authoritySchema() {
 		schema.Tables[t.Name] = t

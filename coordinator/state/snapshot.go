@@ -57,6 +57,7 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	writeMembers(s.txn, out)
 	s.writeAuthority(out)
 	s.writeInboxes(out)
+	s.writeTransfers(out)
 	for _, v := range s.applied {
 		out.write(&raftlogv1.SnapshotRecord{Record: &raftlogv1.SnapshotRecord_Applied{Applied: v}})
 	}
@@ -171,6 +172,10 @@ func load(txn *memdb.Txn, remembered *memory, record *raftlogv1.SnapshotRecord, 
 		return insertNew(txn, tableInboxes, v.Inbox, v.Inbox.GetAgent())
 	case *raftlogv1.SnapshotRecord_InboxEntry:
 		return loadEntry(txn, v.InboxEntry)
+	case *raftlogv1.SnapshotRecord_Transfer:
+		return insertNew(txn, tableTransfers, v.Transfer, v.Transfer.GetId())
+	case *raftlogv1.SnapshotRecord_Branch:
+		return insertNew(txn, tableBranches, v.Branch, v.Branch.GetId())
 	case *raftlogv1.SnapshotRecord_Applied:
 		return remembered.load(v.Applied)
 	default:

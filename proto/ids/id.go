@@ -26,6 +26,8 @@ const (
 	JoinToken Kind = "jt"
 	Timer     Kind = "tm"
 	Drain     Kind = "dr"
+	Transfer  Kind = "tr"
+	Branch    Kind = "br"
 )
 
 // MaxRunner is the largest runner number that an id can carry (24 bits).

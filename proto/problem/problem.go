@@ -53,6 +53,9 @@ const (
 	RunnerInUse          = "RUNNER_IN_USE"
 	WorkspaceLost        = "WORKSPACE_LOST"
 	VersionSkew          = "VERSION_SKEW"
+	FileConflict         = "FILE_CONFLICT"
+	WorkspaceMoving      = "WORKSPACE_MOVING"
+	ReplicaBehind        = "REPLICA_BEHIND"
 	Internal             = "INTERNAL"
 )
 

@@ -145,3 +145,20 @@ func (e *Engine) Cancel(ctx context.Context, agent, id, reason string) error {
 	}
 	return nil
 }
+
+// CancelWorkspace asks for the end of all that runs or waits in a workspace.
+func (e *Engine) CancelWorkspace(ctx context.Context, workspace, reason string) error {
+	e.mu.Lock()
+	var ids, agents []string
+	for id, x := range e.live {
+		if x.w.ID == workspace {
+			ids, agents = append(ids, id), append(agents, x.w.Agent)
+		}
+	}
+	e.mu.Unlock()
+	var errs []error
+	for i, id := range ids {
+		errs = append(errs, e.Cancel(ctx, agents[i], id, reason))
+	}
+	return errors.Join(errs...)
+}

@@ -119,7 +119,7 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	if version > schemaVersion {
 		return fmt.Errorf("%w: file has %d, this program knows %d; start a newer runnerd", ErrSchema, version, schemaVersion)
 	}
-	if _, err := db.ExecContext(ctx, schema); err != nil {
+	if _, err := db.ExecContext(ctx, schema+transferSchema); err != nil {
 		return err
 	}
 	if err := migrateEnds(ctx, db); err != nil {

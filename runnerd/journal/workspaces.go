@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+
+	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
 // Workspace is the runner's record of one workspace. Its head is in the
@@ -13,7 +15,7 @@ type Workspace struct {
 	ID    string
 	Agent string
 	Epoch uint64
-	// State is "ready" or "needs_repair", Detail why.
+	// State is "ready", "needs_repair", "restoring" or "fenced", Detail why.
 	State  string
 	Detail string
 }
@@ -35,6 +37,8 @@ func (j *Journal) EnsureWorkspace(ctx context.Context, id, agent string, epoch u
 			return err
 		case have.Agent != agent:
 			return fmt.Errorf("workspace %s: %w", id, ErrNotFound)
+		case have.Epoch < epoch && have.State == skerryv1.WorkspaceFenced:
+			return fmt.Errorf("workspace %s is a branch here, of epoch %d: %w", id, have.Epoch, ErrFenced)
 		case have.Epoch > epoch:
 			return fmt.Errorf("workspace %s has epoch %d, call has %d: %w", id, have.Epoch, epoch, ErrFenced)
 		}

@@ -18,12 +18,18 @@ import (
 // Client asks a source over HTTP/2. It implements peer.Source.
 type Client struct {
 	rpc   peerv1connect.PeerServiceClient
-	token string
+	token func() string
 }
 
 // NewClient returns a client that shows token. url is where the source's
 // handler is mounted, without its path; the source may stand behind a relay.
 func NewClient(doer connect.HTTPClient, url, token string) *Client {
+	return NewRenewingClient(doer, url, func() string { return token })
+}
+
+// NewRenewingClient asks for the token at each call, so that a renewed grant is
+// used at once.
+func NewRenewingClient(doer connect.HTTPClient, url string, token func() string) *Client {
 	return &Client{peerv1connect.NewPeerServiceClient(doer, url,
 		connect.WithReadMaxBytes(maxResponse), connect.WithAcceptCompression("gzip", nil, nil)), token}
 }
@@ -55,7 +61,7 @@ func HTTPClient(transport http.RoundTripper) *http.Client {
 func (c *Client) Fetch(ctx context.Context, b peer.Batch) (peer.Stream, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	s, err := c.rpc.Fetch(ctx, connect.NewRequest(&peerv1.FetchRequest{
-		Grant: c.token, Directories: join(b.Directories), ChunkLists: join(b.ChunkLists), Blobs: join(b.Blobs)}))
+		Grant: c.token(), Directories: join(b.Directories), ChunkLists: join(b.ChunkLists), Blobs: join(b.Blobs)}))
 	if err != nil {
 		cancel()
 		return nil, domainError(err)

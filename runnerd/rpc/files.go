@@ -315,7 +315,9 @@ func (s files) DeleteFile(ctx context.Context, req *connect.Request[skerryv1.Del
 	if err != nil {
 		return nil, err
 	}
-	if w.Writable() != nil {
+	if err := w.Writable(); err != nil && w.Fenced() {
+		return nil, err
+	} else if err != nil {
 		if err := w.Delete(req.Msg.Path, req.Msg.Recursive); err != nil {
 			return nil, err
 		}

@@ -20,6 +20,7 @@ import (
 	"skerry.internal/proto/wire"
 	"skerry.internal/runnerd/execution"
 	"skerry.internal/runnerd/journal"
+	"skerry.internal/runnerd/transfer"
 	"skerry.internal/runnerd/workspace"
 )
 
@@ -39,6 +40,8 @@ type Config struct {
 	ForwardIdle time.Duration
 	// MaxRequestBytes bounds one message.
 	MaxRequestBytes int
+	// Transfers does what TransferControlService is asked.
+	Transfers *transfer.Manager
 	// Attached is called when a coordinator has told the runner its number.
 	Attached func(ctx context.Context, cluster string, number uint32) error
 	// Watched is called when a coordinator begins to watch the runner: from now
@@ -72,8 +75,10 @@ func (s *Services) Handler() http.Handler {
 	}, wire.HandlerOptions(s.cfg.MaxRequestBytes)...)
 	mux.Handle(skerryv1connect.NewExecutionServiceHandler(executions{s}, options...))
 	mux.Handle(skerryv1connect.NewFileServiceHandler(files{s}, options...))
-	mux.Handle(skerryv1connect.NewWorkspaceServiceHandler(workspaces{s}, options...))
+	mux.Handle(skerryv1connect.NewWorkspaceServiceHandler(workspaces{Services: s}, options...))
 	mux.Handle(skerryv1connect.NewRunnerControlServiceHandler(control{s}, options...))
+	mux.Handle(skerryv1connect.NewTransferControlServiceHandler(transfers{s}, options...))
+	mux.Handle(s.cfg.Transfers.PeerHandler(func(r *http.Request) string { return r.Header.Get(skerryv1.HeaderReceiver) }))
 	return mux
 }
 

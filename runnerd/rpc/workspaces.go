@@ -8,10 +8,15 @@ import (
 	"skerry.internal/cas"
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
+	"skerry.internal/proto/skerry/v1/skerryv1connect"
 	"skerry.internal/runnerd/workspace"
 )
 
-type workspaces struct{ *Services }
+type workspaces struct {
+	*Services
+	// Branches and assignments are the coordinator's affair.
+	skerryv1connect.UnimplementedWorkspaceServiceHandler
+}
 
 // ListWorkspaces implements WorkspaceService: the one that the call is routed to.
 func (s workspaces) ListWorkspaces(ctx context.Context, req *connect.Request[skerryv1.ListWorkspacesRequest]) (*connect.Response[skerryv1.ListWorkspacesResponse], error) {

@@ -45,6 +45,7 @@ type Workspace struct {
 	over   *Over      // by what the directory took of the disk at the last measure
 	state  string
 	detail string
+	from   cas.Commit // what an adopted workspace's first commit goes on from
 }
 
 // Tree is the host path of the directory that sandboxes see as /workspace.
@@ -82,8 +83,13 @@ func (w *Workspace) Epoch() uint64 {
 func (w *Workspace) Writable() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state == skerryv1.WorkspaceReady {
+	switch w.state {
+	case skerryv1.WorkspaceReady:
 		return nil
+	case skerryv1.WorkspaceFenced:
+		return fencedError(w.ID)
+	case skerryv1.WorkspaceRestoring:
+		return problem.New(connect.CodeUnavailable, problem.WorkspaceMoving, "repeat the call a little later", "the workspace is being restored on this runner").Retry()
 	}
 	return problem.New(connect.CodeFailedPrecondition, problem.WorkspaceNeedsRepair,
 		"mend the cause, then call RepairWorkspace (skerry workspace repair); no file is lost",
@@ -148,7 +154,7 @@ func (w *Workspace) Commit(ctx context.Context, source string) (Committed, error
 		w.setState(ctx, skerryv1.WorkspaceNeedsRepair, CommitCause(err))
 		return Committed{}, fmt.Errorf("commit workspace %s: %w", w.ID, err)
 	}
-	if w.Writable() != nil {
+	if w.Writable() != nil && !w.Fenced() {
 		w.setState(ctx, skerryv1.WorkspaceReady, "")
 	}
 	w.manager.publish(w)
@@ -164,7 +170,7 @@ func (w *Workspace) commit(ctx context.Context, source string) (Committed, error
 	}
 	defer func() { _ = dir.Close() }()
 	store := w.manager.store
-	shot, head, err := w.record(ctx, dir, cas.CommitRequest{Head: w.ID, Expect: before.Commit, Epoch: epoch, Source: source, Time: began})
+	shot, head, err := w.record(ctx, dir, cas.CommitRequest{Head: w.ID, Expect: before.Commit, Epoch: epoch, Source: source, Time: began, From: w.origin()})
 	if err != nil {
 		return Committed{}, err
 	}
@@ -267,6 +273,9 @@ func (w *Workspace) noteTried() {
 
 func (w *Workspace) setState(ctx context.Context, state, detail string) {
 	w.mu.Lock()
+	if w.state == skerryv1.WorkspaceFenced {
+		state = w.state // it stays a branch, whatever becomes of its last commit
+	}
 	w.state, w.detail = state, detail
 	w.mu.Unlock()
 	// The record outlives a restart; if it cannot be written, recovery finds the

@@ -28,6 +28,8 @@ const (
 const (
 	WorkspaceReady       = "ready"
 	WorkspaceNeedsRepair = "needs_repair"
+	WorkspaceRestoring   = "restoring"
+	WorkspaceFenced      = "fenced"
 	RunnerUp             = "up"
 	RunnerDown           = "down"
 )
@@ -39,6 +41,39 @@ const (
 	// RunnerDraining: no new executions either; what runs is being waited for.
 	RunnerDraining = "draining"
 	RunnerDrained  = "drained"
+)
+
+// States of a transfer and outcomes of its files, beside those of an execution.
+const (
+	StatePartial = "partial"
+	FilePending  = "pending"
+	FileCopying  = "copying"
+)
+
+// What a different file at a transfer's target means.
+const (
+	ConflictReject    = "reject"
+	ConflictOverwrite = "overwrite"
+)
+
+// Routes of a transfer's content.
+const (
+	RouteLocal  = "local"
+	RouteDirect = "direct"
+	RouteRelay  = "relay"
+)
+
+// Policies of replication.
+const (
+	ReplicateNone     = "none"
+	ReplicateOnCommit = "on_commit"
+	ReplicateInterval = "interval"
+)
+
+// States of a branch.
+const (
+	BranchAway = "away"
+	BranchKept = "kept"
 )
 
 // Roles of a token.
@@ -65,6 +100,10 @@ const (
 	// HeaderNetworks has the network policies that the caller's token may name,
 	// separated by commas; AllNetworks stands for all of them.
 	HeaderNetworks = "Skerry-Network-Policies"
+	// HeaderReceiver names the runner that reads through a coordinator, which
+	// vouches for it; HeaderSource, set by that runner, whom it reads from.
+	HeaderReceiver = "Skerry-Peer-Receiver"
+	HeaderSource   = "Skerry-Peer-Source"
 )
 
 // NetworkNone is the network policy that every runner has: no network.
@@ -72,6 +111,10 @@ const NetworkNone = "none"
 
 // AllNetworks in HeaderNetworks is all policies of the runner.
 const AllNetworks = "*"
+
+// TransferEnded reports whether a transfer in this state has ended. An unknown
+// one counts as ended, though it may still resolve to the truth.
+func TransferEnded(state string) bool { return state == StatePartial || Terminal(state) }
 
 // Terminal reports whether an execution in this state has ended. An unknown
 // one counts as ended, though it may still resolve to the truth.

@@ -22,6 +22,529 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ListBranchesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Workspace id; empty: of all.
+	Workspace     string `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBranchesRequest) Reset() {
+	*x = ListBranchesRequest{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBranchesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBranchesRequest) ProtoMessage() {}
+
+func (x *ListBranchesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBranchesRequest.ProtoReflect.Descriptor instead.
+func (*ListBranchesRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ListBranchesRequest) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+type ListBranchesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Branches      []*Branch              `protobuf:"bytes,1,rep,name=branches,proto3" json:"branches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBranchesResponse) Reset() {
+	*x = ListBranchesResponse{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBranchesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBranchesResponse) ProtoMessage() {}
+
+func (x *ListBranchesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBranchesResponse.ProtoReflect.Descriptor instead.
+func (*ListBranchesResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListBranchesResponse) GetBranches() []*Branch {
+	if x != nil {
+		return x.Branches
+	}
+	return nil
+}
+
+// Branch is what a runner has of a workspace that was assigned to another. It
+// is read with a selector's branch and can be transferred from.
+type Branch struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Workspace string                 `protobuf:"bytes,2,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Agent     string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	Runner    string                 `protobuf:"bytes,4,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Epoch under which it was written.
+	Epoch uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Latest commit; before the runner has returned, the last that was known.
+	Head *Snapshot `protobuf:"bytes,6,opt,name=head,proto3" json:"head,omitempty"`
+	// "away" until the runner has returned and kept it, then "kept".
+	State         string                 `protobuf:"bytes,7,opt,name=state,proto3" json:"state,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Branch) Reset() {
+	*x = Branch{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Branch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Branch) ProtoMessage() {}
+
+func (x *Branch) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Branch.ProtoReflect.Descriptor instead.
+func (*Branch) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Branch) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Branch) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *Branch) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Branch) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *Branch) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Branch) GetHead() *Snapshot {
+	if x != nil {
+		return x.Head
+	}
+	return nil
+}
+
+func (x *Branch) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Branch) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+type SetReplicationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Workspace id.
+	Workspace string `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	// "none", "on_commit", "interval", or empty: as the coordinators are configured.
+	Policy string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Of policy "interval", 10..604800.
+	IntervalS uint32 `protobuf:"varint,3,opt,name=interval_s,json=intervalS,proto3" json:"interval_s,omitempty"`
+	// Runner; empty: one that placement chooses.
+	Target        string `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReplicationRequest) Reset() {
+	*x = SetReplicationRequest{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReplicationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReplicationRequest) ProtoMessage() {}
+
+func (x *SetReplicationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReplicationRequest.ProtoReflect.Descriptor instead.
+func (*SetReplicationRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SetReplicationRequest) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *SetReplicationRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *SetReplicationRequest) GetIntervalS() uint32 {
+	if x != nil {
+		return x.IntervalS
+	}
+	return 0
+}
+
+func (x *SetReplicationRequest) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type SetReplicationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workspace     *Workspace             `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReplicationResponse) Reset() {
+	*x = SetReplicationResponse{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReplicationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReplicationResponse) ProtoMessage() {}
+
+func (x *SetReplicationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReplicationResponse.ProtoReflect.Descriptor instead.
+func (*SetReplicationResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SetReplicationResponse) GetWorkspace() *Workspace {
+	if x != nil {
+		return x.Workspace
+	}
+	return nil
+}
+
+type ReassignWorkspaceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Workspace id.
+	Workspace string `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	// Runner; empty: the one that has the replica, else one that placement chooses.
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// Go on though commits after the replica would be missing; they come back as
+	// a branch with their runner.
+	AcceptLoss    bool `protobuf:"varint,3,opt,name=accept_loss,json=acceptLoss,proto3" json:"accept_loss,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReassignWorkspaceRequest) Reset() {
+	*x = ReassignWorkspaceRequest{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReassignWorkspaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReassignWorkspaceRequest) ProtoMessage() {}
+
+func (x *ReassignWorkspaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReassignWorkspaceRequest.ProtoReflect.Descriptor instead.
+func (*ReassignWorkspaceRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReassignWorkspaceRequest) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *ReassignWorkspaceRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *ReassignWorkspaceRequest) GetAcceptLoss() bool {
+	if x != nil {
+		return x.AcceptLoss
+	}
+	return false
+}
+
+type ReassignWorkspaceResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Workspace *Workspace             `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	// What the old runner has.
+	Branch        *Branch `protobuf:"bytes,2,opt,name=branch,proto3" json:"branch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReassignWorkspaceResponse) Reset() {
+	*x = ReassignWorkspaceResponse{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReassignWorkspaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReassignWorkspaceResponse) ProtoMessage() {}
+
+func (x *ReassignWorkspaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReassignWorkspaceResponse.ProtoReflect.Descriptor instead.
+func (*ReassignWorkspaceResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ReassignWorkspaceResponse) GetWorkspace() *Workspace {
+	if x != nil {
+		return x.Workspace
+	}
+	return nil
+}
+
+func (x *ReassignWorkspaceResponse) GetBranch() *Branch {
+	if x != nil {
+		return x.Branch
+	}
+	return nil
+}
+
+// Replication is how a workspace's head is copied, and how far.
+type Replication struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In force: "none", "on_commit" or "interval".
+	Policy    string `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	IntervalS uint32 `protobuf:"varint,2,opt,name=interval_s,json=intervalS,proto3" json:"interval_s,omitempty"`
+	// Asked for; empty: any.
+	Target string `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
+	// Runner that has the replica; empty: none.
+	Runner        string                 `protobuf:"bytes,4,opt,name=runner,proto3" json:"runner,omitempty"`
+	Digest        string                 `protobuf:"bytes,5,opt,name=digest,proto3" json:"digest,omitempty"`
+	Seq           uint64                 `protobuf:"varint,6,opt,name=seq,proto3" json:"seq,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Replication) Reset() {
+	*x = Replication{}
+	mi := &file_skerry_v1_workspace_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Replication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Replication) ProtoMessage() {}
+
+func (x *Replication) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_workspace_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Replication.ProtoReflect.Descriptor instead.
+func (*Replication) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Replication) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *Replication) GetIntervalS() uint32 {
+	if x != nil {
+		return x.IntervalS
+	}
+	return 0
+}
+
+func (x *Replication) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Replication) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *Replication) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Replication) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Replication) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 type ListWorkspacesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Those of child agents, and their children, too.
@@ -32,7 +555,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[0]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -44,7 +567,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[0]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -57,7 +580,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{0}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListWorkspacesRequest) GetDescendants() bool {
@@ -76,7 +599,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[1]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -88,7 +611,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[1]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -101,7 +624,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{1}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -118,14 +641,16 @@ type WorkspaceSelector struct {
 	// Workspace id.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Runner name.
-	Runner        string `protobuf:"bytes,2,opt,name=runner,proto3" json:"runner,omitempty"`
+	Runner string `protobuf:"bytes,2,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Branch id: what another runner kept of a workspace, for reading.
+	Branch        string `protobuf:"bytes,3,opt,name=branch,proto3" json:"branch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkspaceSelector) Reset() {
 	*x = WorkspaceSelector{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[2]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -137,7 +662,7 @@ func (x *WorkspaceSelector) String() string {
 func (*WorkspaceSelector) ProtoMessage() {}
 
 func (x *WorkspaceSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[2]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -150,7 +675,7 @@ func (x *WorkspaceSelector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceSelector.ProtoReflect.Descriptor instead.
 func (*WorkspaceSelector) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{2}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkspaceSelector) GetId() string {
@@ -163,6 +688,13 @@ func (x *WorkspaceSelector) GetId() string {
 func (x *WorkspaceSelector) GetRunner() string {
 	if x != nil {
 		return x.Runner
+	}
+	return ""
+}
+
+func (x *WorkspaceSelector) GetBranch() string {
+	if x != nil {
+		return x.Branch
 	}
 	return ""
 }
@@ -182,7 +714,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[3]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -194,7 +726,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[3]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -207,7 +739,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{3}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DiffRequest) GetWorkspace() *WorkspaceSelector {
@@ -249,7 +781,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[4]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -261,7 +793,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[4]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -274,7 +806,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{4}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DiffResponse) GetFrom() string {
@@ -310,7 +842,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[5]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -322,7 +854,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[5]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -335,7 +867,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{5}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HistoryRequest) GetWorkspace() *WorkspaceSelector {
@@ -369,7 +901,7 @@ type HistoryResponse struct {
 
 func (x *HistoryResponse) Reset() {
 	*x = HistoryResponse{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[6]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -381,7 +913,7 @@ func (x *HistoryResponse) String() string {
 func (*HistoryResponse) ProtoMessage() {}
 
 func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[6]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -394,7 +926,7 @@ func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryResponse.ProtoReflect.Descriptor instead.
 func (*HistoryResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{6}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HistoryResponse) GetRevisions() []*Revision {
@@ -420,7 +952,7 @@ type RepairWorkspaceRequest struct {
 
 func (x *RepairWorkspaceRequest) Reset() {
 	*x = RepairWorkspaceRequest{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[7]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +964,7 @@ func (x *RepairWorkspaceRequest) String() string {
 func (*RepairWorkspaceRequest) ProtoMessage() {}
 
 func (x *RepairWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[7]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +977,7 @@ func (x *RepairWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*RepairWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{7}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RepairWorkspaceRequest) GetWorkspace() *WorkspaceSelector {
@@ -464,7 +996,7 @@ type RepairWorkspaceResponse struct {
 
 func (x *RepairWorkspaceResponse) Reset() {
 	*x = RepairWorkspaceResponse{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[8]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +1008,7 @@ func (x *RepairWorkspaceResponse) String() string {
 func (*RepairWorkspaceResponse) ProtoMessage() {}
 
 func (x *RepairWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[8]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +1021,7 @@ func (x *RepairWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*RepairWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{8}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RepairWorkspaceResponse) GetWorkspace() *Workspace {
@@ -513,7 +1045,7 @@ type RestoreWorkspaceRequest struct {
 
 func (x *RestoreWorkspaceRequest) Reset() {
 	*x = RestoreWorkspaceRequest{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[9]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -525,7 +1057,7 @@ func (x *RestoreWorkspaceRequest) String() string {
 func (*RestoreWorkspaceRequest) ProtoMessage() {}
 
 func (x *RestoreWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[9]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -538,7 +1070,7 @@ func (x *RestoreWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*RestoreWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{9}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RestoreWorkspaceRequest) GetWorkspace() *WorkspaceSelector {
@@ -573,7 +1105,7 @@ type RestoreWorkspaceResponse struct {
 
 func (x *RestoreWorkspaceResponse) Reset() {
 	*x = RestoreWorkspaceResponse{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[10]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -585,7 +1117,7 @@ func (x *RestoreWorkspaceResponse) String() string {
 func (*RestoreWorkspaceResponse) ProtoMessage() {}
 
 func (x *RestoreWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[10]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -598,7 +1130,7 @@ func (x *RestoreWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*RestoreWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{10}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RestoreWorkspaceResponse) GetSnapshot() *Snapshot {
@@ -632,7 +1164,7 @@ type WorkspaceUsage struct {
 
 func (x *WorkspaceUsage) Reset() {
 	*x = WorkspaceUsage{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[11]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +1176,7 @@ func (x *WorkspaceUsage) String() string {
 func (*WorkspaceUsage) ProtoMessage() {}
 
 func (x *WorkspaceUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[11]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +1189,7 @@ func (x *WorkspaceUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceUsage.ProtoReflect.Descriptor instead.
 func (*WorkspaceUsage) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{11}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WorkspaceUsage) GetBytes() uint64 {
@@ -704,19 +1236,20 @@ type Workspace struct {
 	Epoch  uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Latest committed snapshot; unset before the first.
 	Head *Snapshot `protobuf:"bytes,5,opt,name=head,proto3" json:"head,omitempty"`
-	// "ready" or "needs_repair".
+	// "ready", "needs_repair", "restoring" (after it was assigned anew) or "fenced" (a branch).
 	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
-	// Why it needs repair.
+	// Why it is not ready.
 	Detail string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
 	// Unset where the runner was not asked.
 	Usage         *WorkspaceUsage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
+	Replication   *Replication    `protobuf:"bytes,40,opt,name=replication,proto3" json:"replication,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[12]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +1261,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[12]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +1274,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{12}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Workspace) GetId() string {
@@ -800,6 +1333,13 @@ func (x *Workspace) GetUsage() *WorkspaceUsage {
 	return nil
 }
 
+func (x *Workspace) GetReplication() *Replication {
+	if x != nil {
+		return x.Replication
+	}
+	return nil
+}
+
 // Snapshot is a committed Merkle tree.
 type Snapshot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -825,7 +1365,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[13]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +1377,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[13]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +1390,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{13}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Snapshot) GetDigest() string {
@@ -935,7 +1475,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1487,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[14]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1500,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{14}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Dropped) GetPath() string {
@@ -991,7 +1531,7 @@ type Skipped struct {
 
 func (x *Skipped) Reset() {
 	*x = Skipped{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1543,7 @@ func (x *Skipped) String() string {
 func (*Skipped) ProtoMessage() {}
 
 func (x *Skipped) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[15]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1556,7 @@ func (x *Skipped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skipped.ProtoReflect.Descriptor instead.
 func (*Skipped) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{15}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Skipped) GetPath() string {
@@ -1045,9 +1585,9 @@ type Revision struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Snapshot *Snapshot              `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	Time     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// "execution", "write", "upload", "restore", "delete", "repair" or "recovery" (what a crash left uncommitted).
+	// "execution", "write", "upload", "restore", "delete", "repair", "transfer", "adoption" (by another runner) or "recovery" (what a crash left uncommitted).
 	SourceKind string `protobuf:"bytes,3,opt,name=source_kind,json=sourceKind,proto3" json:"source_kind,omitempty"`
-	// Execution id, the path written, or the snapshot restored and the path.
+	// Execution or transfer id, the path written, or the snapshot restored and the path.
 	Source        string `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1055,7 +1595,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1607,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[16]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1620,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{16}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Revision) GetSnapshot() *Snapshot {
@@ -1128,7 +1668,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_skerry_v1_workspace_proto_msgTypes[17]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1680,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_workspace_proto_msgTypes[17]
+	mi := &file_skerry_v1_workspace_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1693,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{17}
+	return file_skerry_v1_workspace_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Changes) GetCreated() []string {
@@ -1209,16 +1749,55 @@ var File_skerry_v1_workspace_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\n" +
-	"\x19skerry/v1/workspace.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"9\n" +
+	"\x19skerry/v1/workspace.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"3\n" +
+	"\x13ListBranchesRequest\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\"E\n" +
+	"\x14ListBranchesResponse\x12-\n" +
+	"\bbranches\x18\x01 \x03(\v2\x11.skerry.v1.BranchR\bbranches\"\xef\x01\n" +
+	"\x06Branch\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tworkspace\x18\x02 \x01(\tR\tworkspace\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06runner\x18\x04 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12'\n" +
+	"\x04head\x18\x06 \x01(\v2\x13.skerry.v1.SnapshotR\x04head\x12\x14\n" +
+	"\x05state\x18\a \x01(\tR\x05state\x124\n" +
+	"\acreated\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"\x84\x01\n" +
+	"\x15SetReplicationRequest\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x1d\n" +
+	"\n" +
+	"interval_s\x18\x03 \x01(\rR\tintervalS\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\tR\x06target\"L\n" +
+	"\x16SetReplicationResponse\x122\n" +
+	"\tworkspace\x18\x01 \x01(\v2\x14.skerry.v1.WorkspaceR\tworkspace\"i\n" +
+	"\x18ReassignWorkspaceRequest\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1f\n" +
+	"\vaccept_loss\x18\x03 \x01(\bR\n" +
+	"acceptLoss\"z\n" +
+	"\x19ReassignWorkspaceResponse\x122\n" +
+	"\tworkspace\x18\x01 \x01(\v2\x14.skerry.v1.WorkspaceR\tworkspace\x12)\n" +
+	"\x06branch\x18\x02 \x01(\v2\x11.skerry.v1.BranchR\x06branch\"\xce\x01\n" +
+	"\vReplication\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x1d\n" +
+	"\n" +
+	"interval_s\x18\x02 \x01(\rR\tintervalS\x12\x16\n" +
+	"\x06target\x18\x03 \x01(\tR\x06target\x12\x16\n" +
+	"\x06runner\x18\x04 \x01(\tR\x06runner\x12\x16\n" +
+	"\x06digest\x18\x05 \x01(\tR\x06digest\x12\x10\n" +
+	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12.\n" +
+	"\x04time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"9\n" +
 	"\x15ListWorkspacesRequest\x12 \n" +
 	"\vdescendants\x18\x14 \x01(\bR\vdescendants\"N\n" +
 	"\x16ListWorkspacesResponse\x124\n" +
 	"\n" +
 	"workspaces\x18\x01 \x03(\v2\x14.skerry.v1.WorkspaceR\n" +
-	"workspaces\";\n" +
+	"workspaces\"S\n" +
 	"\x11WorkspaceSelector\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
-	"\x06runner\x18\x02 \x01(\tR\x06runner\"\x83\x01\n" +
+	"\x06runner\x18\x02 \x01(\tR\x06runner\x12\x16\n" +
+	"\x06branch\x18\x03 \x01(\tR\x06branch\"\x83\x01\n" +
 	"\vDiffRequest\x12:\n" +
 	"\tworkspace\x18\x01 \x01(\v2\x1c.skerry.v1.WorkspaceSelectorR\tworkspace\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
@@ -1253,7 +1832,7 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\x12\x1f\n" +
 	"\vmax_entries\x18\x04 \x01(\x04R\n" +
 	"maxEntries\x12\x12\n" +
-	"\x04over\x18\x05 \x01(\tR\x04over\"\xe7\x01\n" +
+	"\x04over\x18\x05 \x01(\tR\x04over\"\xa1\x02\n" +
 	"\tWorkspace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
@@ -1262,7 +1841,8 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\x04head\x18\x05 \x01(\v2\x13.skerry.v1.SnapshotR\x04head\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\x16\n" +
 	"\x06detail\x18\a \x01(\tR\x06detail\x12/\n" +
-	"\x05usage\x18\b \x01(\v2\x19.skerry.v1.WorkspaceUsageR\x05usage\"\xb6\x02\n" +
+	"\x05usage\x18\b \x01(\v2\x19.skerry.v1.WorkspaceUsageR\x05usage\x128\n" +
+	"\vreplication\x18( \x01(\v2\x16.skerry.v1.ReplicationR\vreplication\"\xb6\x02\n" +
 	"\bSnapshot\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\tR\x06parent\x12\x16\n" +
@@ -1295,13 +1875,16 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\rcreated_count\x18\x04 \x01(\rR\fcreatedCount\x12%\n" +
 	"\x0emodified_count\x18\x05 \x01(\rR\rmodifiedCount\x12#\n" +
 	"\rdeleted_count\x18\x06 \x01(\rR\fdeletedCount\x12\x1c\n" +
-	"\ttruncated\x18\a \x01(\bR\ttruncated2\x9b\x03\n" +
+	"\ttruncated\x18\a \x01(\bR\ttruncated2\xa3\x05\n" +
 	"\x10WorkspaceService\x12U\n" +
 	"\x0eListWorkspaces\x12 .skerry.v1.ListWorkspacesRequest\x1a!.skerry.v1.ListWorkspacesResponse\x127\n" +
 	"\x04Diff\x12\x16.skerry.v1.DiffRequest\x1a\x17.skerry.v1.DiffResponse\x12@\n" +
 	"\aHistory\x12\x19.skerry.v1.HistoryRequest\x1a\x1a.skerry.v1.HistoryResponse\x12X\n" +
 	"\x0fRepairWorkspace\x12!.skerry.v1.RepairWorkspaceRequest\x1a\".skerry.v1.RepairWorkspaceResponse\x12[\n" +
-	"\x10RestoreWorkspace\x12\".skerry.v1.RestoreWorkspaceRequest\x1a#.skerry.v1.RestoreWorkspaceResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
+	"\x10RestoreWorkspace\x12\".skerry.v1.RestoreWorkspaceRequest\x1a#.skerry.v1.RestoreWorkspaceResponse\x12O\n" +
+	"\fListBranches\x12\x1e.skerry.v1.ListBranchesRequest\x1a\x1f.skerry.v1.ListBranchesResponse\x12U\n" +
+	"\x0eSetReplication\x12 .skerry.v1.SetReplicationRequest\x1a!.skerry.v1.SetReplicationResponse\x12^\n" +
+	"\x11ReassignWorkspace\x12#.skerry.v1.ReassignWorkspaceRequest\x1a$.skerry.v1.ReassignWorkspaceResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
 
 var (
 	file_skerry_v1_workspace_proto_rawDescOnce sync.Once
@@ -1315,60 +1898,82 @@ func file_skerry_v1_workspace_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_workspace_proto_rawDescData
 }
 
-var file_skerry_v1_workspace_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_skerry_v1_workspace_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_skerry_v1_workspace_proto_goTypes = []any{
-	(*ListWorkspacesRequest)(nil),    // 0: skerry.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),   // 1: skerry.v1.ListWorkspacesResponse
-	(*WorkspaceSelector)(nil),        // 2: skerry.v1.WorkspaceSelector
-	(*DiffRequest)(nil),              // 3: skerry.v1.DiffRequest
-	(*DiffResponse)(nil),             // 4: skerry.v1.DiffResponse
-	(*HistoryRequest)(nil),           // 5: skerry.v1.HistoryRequest
-	(*HistoryResponse)(nil),          // 6: skerry.v1.HistoryResponse
-	(*RepairWorkspaceRequest)(nil),   // 7: skerry.v1.RepairWorkspaceRequest
-	(*RepairWorkspaceResponse)(nil),  // 8: skerry.v1.RepairWorkspaceResponse
-	(*RestoreWorkspaceRequest)(nil),  // 9: skerry.v1.RestoreWorkspaceRequest
-	(*RestoreWorkspaceResponse)(nil), // 10: skerry.v1.RestoreWorkspaceResponse
-	(*WorkspaceUsage)(nil),           // 11: skerry.v1.WorkspaceUsage
-	(*Workspace)(nil),                // 12: skerry.v1.Workspace
-	(*Snapshot)(nil),                 // 13: skerry.v1.Snapshot
-	(*Dropped)(nil),                  // 14: skerry.v1.Dropped
-	(*Skipped)(nil),                  // 15: skerry.v1.Skipped
-	(*Revision)(nil),                 // 16: skerry.v1.Revision
-	(*Changes)(nil),                  // 17: skerry.v1.Changes
-	(*timestamppb.Timestamp)(nil),    // 18: google.protobuf.Timestamp
+	(*ListBranchesRequest)(nil),       // 0: skerry.v1.ListBranchesRequest
+	(*ListBranchesResponse)(nil),      // 1: skerry.v1.ListBranchesResponse
+	(*Branch)(nil),                    // 2: skerry.v1.Branch
+	(*SetReplicationRequest)(nil),     // 3: skerry.v1.SetReplicationRequest
+	(*SetReplicationResponse)(nil),    // 4: skerry.v1.SetReplicationResponse
+	(*ReassignWorkspaceRequest)(nil),  // 5: skerry.v1.ReassignWorkspaceRequest
+	(*ReassignWorkspaceResponse)(nil), // 6: skerry.v1.ReassignWorkspaceResponse
+	(*Replication)(nil),               // 7: skerry.v1.Replication
+	(*ListWorkspacesRequest)(nil),     // 8: skerry.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),    // 9: skerry.v1.ListWorkspacesResponse
+	(*WorkspaceSelector)(nil),         // 10: skerry.v1.WorkspaceSelector
+	(*DiffRequest)(nil),               // 11: skerry.v1.DiffRequest
+	(*DiffResponse)(nil),              // 12: skerry.v1.DiffResponse
+	(*HistoryRequest)(nil),            // 13: skerry.v1.HistoryRequest
+	(*HistoryResponse)(nil),           // 14: skerry.v1.HistoryResponse
+	(*RepairWorkspaceRequest)(nil),    // 15: skerry.v1.RepairWorkspaceRequest
+	(*RepairWorkspaceResponse)(nil),   // 16: skerry.v1.RepairWorkspaceResponse
+	(*RestoreWorkspaceRequest)(nil),   // 17: skerry.v1.RestoreWorkspaceRequest
+	(*RestoreWorkspaceResponse)(nil),  // 18: skerry.v1.RestoreWorkspaceResponse
+	(*WorkspaceUsage)(nil),            // 19: skerry.v1.WorkspaceUsage
+	(*Workspace)(nil),                 // 20: skerry.v1.Workspace
+	(*Snapshot)(nil),                  // 21: skerry.v1.Snapshot
+	(*Dropped)(nil),                   // 22: skerry.v1.Dropped
+	(*Skipped)(nil),                   // 23: skerry.v1.Skipped
+	(*Revision)(nil),                  // 24: skerry.v1.Revision
+	(*Changes)(nil),                   // 25: skerry.v1.Changes
+	(*timestamppb.Timestamp)(nil),     // 26: google.protobuf.Timestamp
 }
 var file_skerry_v1_workspace_proto_depIdxs = []int32{
-	12, // 0: skerry.v1.ListWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
-	2,  // 1: skerry.v1.DiffRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	17, // 2: skerry.v1.DiffResponse.changes:type_name -> skerry.v1.Changes
-	2,  // 3: skerry.v1.HistoryRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	16, // 4: skerry.v1.HistoryResponse.revisions:type_name -> skerry.v1.Revision
-	2,  // 5: skerry.v1.RepairWorkspaceRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	12, // 6: skerry.v1.RepairWorkspaceResponse.workspace:type_name -> skerry.v1.Workspace
-	2,  // 7: skerry.v1.RestoreWorkspaceRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
-	13, // 8: skerry.v1.RestoreWorkspaceResponse.snapshot:type_name -> skerry.v1.Snapshot
-	17, // 9: skerry.v1.RestoreWorkspaceResponse.changes:type_name -> skerry.v1.Changes
-	13, // 10: skerry.v1.Workspace.head:type_name -> skerry.v1.Snapshot
-	11, // 11: skerry.v1.Workspace.usage:type_name -> skerry.v1.WorkspaceUsage
-	15, // 12: skerry.v1.Snapshot.skipped:type_name -> skerry.v1.Skipped
-	14, // 13: skerry.v1.Snapshot.dropped:type_name -> skerry.v1.Dropped
-	13, // 14: skerry.v1.Revision.snapshot:type_name -> skerry.v1.Snapshot
-	18, // 15: skerry.v1.Revision.time:type_name -> google.protobuf.Timestamp
-	0,  // 16: skerry.v1.WorkspaceService.ListWorkspaces:input_type -> skerry.v1.ListWorkspacesRequest
-	3,  // 17: skerry.v1.WorkspaceService.Diff:input_type -> skerry.v1.DiffRequest
-	5,  // 18: skerry.v1.WorkspaceService.History:input_type -> skerry.v1.HistoryRequest
-	7,  // 19: skerry.v1.WorkspaceService.RepairWorkspace:input_type -> skerry.v1.RepairWorkspaceRequest
-	9,  // 20: skerry.v1.WorkspaceService.RestoreWorkspace:input_type -> skerry.v1.RestoreWorkspaceRequest
-	1,  // 21: skerry.v1.WorkspaceService.ListWorkspaces:output_type -> skerry.v1.ListWorkspacesResponse
-	4,  // 22: skerry.v1.WorkspaceService.Diff:output_type -> skerry.v1.DiffResponse
-	6,  // 23: skerry.v1.WorkspaceService.History:output_type -> skerry.v1.HistoryResponse
-	8,  // 24: skerry.v1.WorkspaceService.RepairWorkspace:output_type -> skerry.v1.RepairWorkspaceResponse
-	10, // 25: skerry.v1.WorkspaceService.RestoreWorkspace:output_type -> skerry.v1.RestoreWorkspaceResponse
-	21, // [21:26] is the sub-list for method output_type
-	16, // [16:21] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	2,  // 0: skerry.v1.ListBranchesResponse.branches:type_name -> skerry.v1.Branch
+	21, // 1: skerry.v1.Branch.head:type_name -> skerry.v1.Snapshot
+	26, // 2: skerry.v1.Branch.created:type_name -> google.protobuf.Timestamp
+	20, // 3: skerry.v1.SetReplicationResponse.workspace:type_name -> skerry.v1.Workspace
+	20, // 4: skerry.v1.ReassignWorkspaceResponse.workspace:type_name -> skerry.v1.Workspace
+	2,  // 5: skerry.v1.ReassignWorkspaceResponse.branch:type_name -> skerry.v1.Branch
+	26, // 6: skerry.v1.Replication.time:type_name -> google.protobuf.Timestamp
+	20, // 7: skerry.v1.ListWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
+	10, // 8: skerry.v1.DiffRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	25, // 9: skerry.v1.DiffResponse.changes:type_name -> skerry.v1.Changes
+	10, // 10: skerry.v1.HistoryRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	24, // 11: skerry.v1.HistoryResponse.revisions:type_name -> skerry.v1.Revision
+	10, // 12: skerry.v1.RepairWorkspaceRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	20, // 13: skerry.v1.RepairWorkspaceResponse.workspace:type_name -> skerry.v1.Workspace
+	10, // 14: skerry.v1.RestoreWorkspaceRequest.workspace:type_name -> skerry.v1.WorkspaceSelector
+	21, // 15: skerry.v1.RestoreWorkspaceResponse.snapshot:type_name -> skerry.v1.Snapshot
+	25, // 16: skerry.v1.RestoreWorkspaceResponse.changes:type_name -> skerry.v1.Changes
+	21, // 17: skerry.v1.Workspace.head:type_name -> skerry.v1.Snapshot
+	19, // 18: skerry.v1.Workspace.usage:type_name -> skerry.v1.WorkspaceUsage
+	7,  // 19: skerry.v1.Workspace.replication:type_name -> skerry.v1.Replication
+	23, // 20: skerry.v1.Snapshot.skipped:type_name -> skerry.v1.Skipped
+	22, // 21: skerry.v1.Snapshot.dropped:type_name -> skerry.v1.Dropped
+	21, // 22: skerry.v1.Revision.snapshot:type_name -> skerry.v1.Snapshot
+	26, // 23: skerry.v1.Revision.time:type_name -> google.protobuf.Timestamp
+	8,  // 24: skerry.v1.WorkspaceService.ListWorkspaces:input_type -> skerry.v1.ListWorkspacesRequest
+	11, // 25: skerry.v1.WorkspaceService.Diff:input_type -> skerry.v1.DiffRequest
+	13, // 26: skerry.v1.WorkspaceService.History:input_type -> skerry.v1.HistoryRequest
+	15, // 27: skerry.v1.WorkspaceService.RepairWorkspace:input_type -> skerry.v1.RepairWorkspaceRequest
+	17, // 28: skerry.v1.WorkspaceService.RestoreWorkspace:input_type -> skerry.v1.RestoreWorkspaceRequest
+	0,  // 29: skerry.v1.WorkspaceService.ListBranches:input_type -> skerry.v1.ListBranchesRequest
+	3,  // 30: skerry.v1.WorkspaceService.SetReplication:input_type -> skerry.v1.SetReplicationRequest
+	5,  // 31: skerry.v1.WorkspaceService.ReassignWorkspace:input_type -> skerry.v1.ReassignWorkspaceRequest
+	9,  // 32: skerry.v1.WorkspaceService.ListWorkspaces:output_type -> skerry.v1.ListWorkspacesResponse
+	12, // 33: skerry.v1.WorkspaceService.Diff:output_type -> skerry.v1.DiffResponse
+	14, // 34: skerry.v1.WorkspaceService.History:output_type -> skerry.v1.HistoryResponse
+	16, // 35: skerry.v1.WorkspaceService.RepairWorkspace:output_type -> skerry.v1.RepairWorkspaceResponse
+	18, // 36: skerry.v1.WorkspaceService.RestoreWorkspace:output_type -> skerry.v1.RestoreWorkspaceResponse
+	1,  // 37: skerry.v1.WorkspaceService.ListBranches:output_type -> skerry.v1.ListBranchesResponse
+	4,  // 38: skerry.v1.WorkspaceService.SetReplication:output_type -> skerry.v1.SetReplicationResponse
+	6,  // 39: skerry.v1.WorkspaceService.ReassignWorkspace:output_type -> skerry.v1.ReassignWorkspaceResponse
+	32, // [32:40] is the sub-list for method output_type
+	24, // [24:32] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_skerry_v1_workspace_proto_init() }
@@ -1382,7 +1987,7 @@ func file_skerry_v1_workspace_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_workspace_proto_rawDesc), len(file_skerry_v1_workspace_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

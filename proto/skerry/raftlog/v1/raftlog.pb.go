@@ -59,6 +59,15 @@ type Command struct {
 	//	*Command_FireTimers
 	//	*Command_RecordEnds
 	//	*Command_AckInbox
+	//	*Command_CreateTransfer
+	//	*Command_UpdateTransfer
+	//	*Command_CancelTransfer
+	//	*Command_AddGrantKey
+	//	*Command_SetReplication
+	//	*Command_SetReplica
+	//	*Command_ReassignWorkspace
+	//	*Command_EndRestore
+	//	*Command_UpdateBranches
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -349,6 +358,87 @@ func (x *Command) GetAckInbox() *AckInbox {
 	return nil
 }
 
+func (x *Command) GetCreateTransfer() *CreateTransfer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreateTransfer); ok {
+			return x.CreateTransfer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetUpdateTransfer() *UpdateTransfer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_UpdateTransfer); ok {
+			return x.UpdateTransfer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCancelTransfer() *CancelTransfer {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CancelTransfer); ok {
+			return x.CancelTransfer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAddGrantKey() *AddGrantKey {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AddGrantKey); ok {
+			return x.AddGrantKey
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSetReplication() *SetReplication {
+	if x != nil {
+		if x, ok := x.Op.(*Command_SetReplication); ok {
+			return x.SetReplication
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSetReplica() *SetReplica {
+	if x != nil {
+		if x, ok := x.Op.(*Command_SetReplica); ok {
+			return x.SetReplica
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReassignWorkspace() *ReassignWorkspace {
+	if x != nil {
+		if x, ok := x.Op.(*Command_ReassignWorkspace); ok {
+			return x.ReassignWorkspace
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetEndRestore() *EndRestore {
+	if x != nil {
+		if x, ok := x.Op.(*Command_EndRestore); ok {
+			return x.EndRestore
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetUpdateBranches() *UpdateBranches {
+	if x != nil {
+		if x, ok := x.Op.(*Command_UpdateBranches); ok {
+			return x.UpdateBranches
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -457,6 +547,42 @@ type Command_AckInbox struct {
 	AckInbox *AckInbox `protobuf:"bytes,29,opt,name=ack_inbox,json=ackInbox,proto3,oneof"`
 }
 
+type Command_CreateTransfer struct {
+	CreateTransfer *CreateTransfer `protobuf:"bytes,40,opt,name=create_transfer,json=createTransfer,proto3,oneof"`
+}
+
+type Command_UpdateTransfer struct {
+	UpdateTransfer *UpdateTransfer `protobuf:"bytes,41,opt,name=update_transfer,json=updateTransfer,proto3,oneof"`
+}
+
+type Command_CancelTransfer struct {
+	CancelTransfer *CancelTransfer `protobuf:"bytes,42,opt,name=cancel_transfer,json=cancelTransfer,proto3,oneof"`
+}
+
+type Command_AddGrantKey struct {
+	AddGrantKey *AddGrantKey `protobuf:"bytes,43,opt,name=add_grant_key,json=addGrantKey,proto3,oneof"`
+}
+
+type Command_SetReplication struct {
+	SetReplication *SetReplication `protobuf:"bytes,44,opt,name=set_replication,json=setReplication,proto3,oneof"`
+}
+
+type Command_SetReplica struct {
+	SetReplica *SetReplica `protobuf:"bytes,45,opt,name=set_replica,json=setReplica,proto3,oneof"`
+}
+
+type Command_ReassignWorkspace struct {
+	ReassignWorkspace *ReassignWorkspace `protobuf:"bytes,46,opt,name=reassign_workspace,json=reassignWorkspace,proto3,oneof"`
+}
+
+type Command_EndRestore struct {
+	EndRestore *EndRestore `protobuf:"bytes,47,opt,name=end_restore,json=endRestore,proto3,oneof"`
+}
+
+type Command_UpdateBranches struct {
+	UpdateBranches *UpdateBranches `protobuf:"bytes,48,opt,name=update_branches,json=updateBranches,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Op() {}
 
 func (*Command_RegisterRunner) isCommand_Op() {}
@@ -508,6 +634,24 @@ func (*Command_FireTimers) isCommand_Op() {}
 func (*Command_RecordEnds) isCommand_Op() {}
 
 func (*Command_AckInbox) isCommand_Op() {}
+
+func (*Command_CreateTransfer) isCommand_Op() {}
+
+func (*Command_UpdateTransfer) isCommand_Op() {}
+
+func (*Command_CancelTransfer) isCommand_Op() {}
+
+func (*Command_AddGrantKey) isCommand_Op() {}
+
+func (*Command_SetReplication) isCommand_Op() {}
+
+func (*Command_SetReplica) isCommand_Op() {}
+
+func (*Command_ReassignWorkspace) isCommand_Op() {}
+
+func (*Command_EndRestore) isCommand_Op() {}
+
+func (*Command_UpdateBranches) isCommand_Op() {}
 
 // PutMember stores what a coordinator announced of itself.
 type PutMember struct {
@@ -2172,6 +2316,566 @@ func (x *AckInbox) GetThrough() uint64 {
 	return 0
 }
 
+type CreateTransfer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Transfer      *Transfer              `protobuf:"bytes,1,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTransfer) Reset() {
+	*x = CreateTransfer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTransfer) ProtoMessage() {}
+
+func (x *CreateTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTransfer.ProtoReflect.Descriptor instead.
+func (*CreateTransfer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *CreateTransfer) GetTransfer() *Transfer {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
+// UpdateTransfer changes what is set.
+type UpdateTransfer struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	State          string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	Snapshot       string                 `protobuf:"bytes,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Counts         *Counts                `protobuf:"bytes,4,opt,name=counts,proto3" json:"counts,omitempty"`
+	Bytes          uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	BytesCompleted uint64                 `protobuf:"varint,6,opt,name=bytes_completed,json=bytesCompleted,proto3" json:"bytes_completed,omitempty"`
+	Reason         string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message        string                 `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
+	Route          string                 `protobuf:"bytes,9,opt,name=route,proto3" json:"route,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *UpdateTransfer) Reset() {
+	*x = UpdateTransfer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateTransfer) ProtoMessage() {}
+
+func (x *UpdateTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateTransfer.ProtoReflect.Descriptor instead.
+func (*UpdateTransfer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *UpdateTransfer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetCounts() *Counts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *UpdateTransfer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *UpdateTransfer) GetBytesCompleted() uint64 {
+	if x != nil {
+		return x.BytesCompleted
+	}
+	return 0
+}
+
+func (x *UpdateTransfer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *UpdateTransfer) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
+}
+
+type CancelTransfer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelTransfer) Reset() {
+	*x = CancelTransfer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelTransfer) ProtoMessage() {}
+
+func (x *CancelTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelTransfer.ProtoReflect.Descriptor instead.
+func (*CancelTransfer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *CancelTransfer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// AddGrantKey makes a key the one that signs; the one before stays valid.
+type AddGrantKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *GrantKey              `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Only when there is no key yet.
+	First         bool `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddGrantKey) Reset() {
+	*x = AddGrantKey{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddGrantKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddGrantKey) ProtoMessage() {}
+
+func (x *AddGrantKey) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddGrantKey.ProtoReflect.Descriptor instead.
+func (*AddGrantKey) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *AddGrantKey) GetKey() *GrantKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *AddGrantKey) GetFirst() bool {
+	if x != nil {
+		return x.First
+	}
+	return false
+}
+
+type SetReplication struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workspace     string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	IntervalS     uint32                 `protobuf:"varint,3,opt,name=interval_s,json=intervalS,proto3" json:"interval_s,omitempty"`
+	Target        string                 `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReplication) Reset() {
+	*x = SetReplication{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReplication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReplication) ProtoMessage() {}
+
+func (x *SetReplication) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReplication.ProtoReflect.Descriptor instead.
+func (*SetReplication) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *SetReplication) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *SetReplication) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *SetReplication) GetIntervalS() uint32 {
+	if x != nil {
+		return x.IntervalS
+	}
+	return 0
+}
+
+func (x *SetReplication) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type SetReplica struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workspace     string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Replica       *Replica               `protobuf:"bytes,2,opt,name=replica,proto3" json:"replica,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReplica) Reset() {
+	*x = SetReplica{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReplica) ProtoMessage() {}
+
+func (x *SetReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReplica.ProtoReflect.Descriptor instead.
+func (*SetReplica) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *SetReplica) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *SetReplica) GetReplica() *Replica {
+	if x != nil {
+		return x.Replica
+	}
+	return nil
+}
+
+type ReassignWorkspace struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Workspace string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	// Epoch that it must have.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	To            string `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	BranchId      string `protobuf:"bytes,4,opt,name=branch_id,json=branchId,proto3" json:"branch_id,omitempty"`
+	AcceptLoss    bool   `protobuf:"varint,5,opt,name=accept_loss,json=acceptLoss,proto3" json:"accept_loss,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReassignWorkspace) Reset() {
+	*x = ReassignWorkspace{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReassignWorkspace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReassignWorkspace) ProtoMessage() {}
+
+func (x *ReassignWorkspace) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReassignWorkspace.ProtoReflect.Descriptor instead.
+func (*ReassignWorkspace) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ReassignWorkspace) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *ReassignWorkspace) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ReassignWorkspace) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *ReassignWorkspace) GetBranchId() string {
+	if x != nil {
+		return x.BranchId
+	}
+	return ""
+}
+
+func (x *ReassignWorkspace) GetAcceptLoss() bool {
+	if x != nil {
+		return x.AcceptLoss
+	}
+	return false
+}
+
+type EndRestore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workspace     string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Head          *Head                  `protobuf:"bytes,3,opt,name=head,proto3" json:"head,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndRestore) Reset() {
+	*x = EndRestore{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndRestore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndRestore) ProtoMessage() {}
+
+func (x *EndRestore) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndRestore.ProtoReflect.Descriptor instead.
+func (*EndRestore) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *EndRestore) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *EndRestore) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *EndRestore) GetHead() *Head {
+	if x != nil {
+		return x.Head
+	}
+	return nil
+}
+
+type UpdateBranches struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runner        string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	Heads         []*Head                `protobuf:"bytes,2,rep,name=heads,proto3" json:"heads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateBranches) Reset() {
+	*x = UpdateBranches{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateBranches) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateBranches) ProtoMessage() {}
+
+func (x *UpdateBranches) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateBranches.ProtoReflect.Descriptor instead.
+func (*UpdateBranches) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *UpdateBranches) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *UpdateBranches) GetHeads() []*Head {
+	if x != nil {
+		return x.Heads
+	}
+	return nil
+}
+
 type AuthorityKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In DER.
@@ -2184,7 +2888,7 @@ type AuthorityKey struct {
 
 func (x *AuthorityKey) Reset() {
 	*x = AuthorityKey{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2900,7 @@ func (x *AuthorityKey) String() string {
 func (*AuthorityKey) ProtoMessage() {}
 
 func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[30]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2913,7 @@ func (x *AuthorityKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityKey.ProtoReflect.Descriptor instead.
 func (*AuthorityKey) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{30}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AuthorityKey) GetCertificate() []byte {
@@ -2240,7 +2944,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2252,7 +2956,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[31]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2265,7 +2969,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{31}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Authority) GetGeneration() uint64 {
@@ -2316,7 +3020,7 @@ type JoinToken struct {
 
 func (x *JoinToken) Reset() {
 	*x = JoinToken{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +3032,7 @@ func (x *JoinToken) String() string {
 func (*JoinToken) ProtoMessage() {}
 
 func (x *JoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[32]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +3045,7 @@ func (x *JoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
 func (*JoinToken) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{32}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *JoinToken) GetId() string {
@@ -2432,7 +3136,7 @@ type CertificateHolder struct {
 
 func (x *CertificateHolder) Reset() {
 	*x = CertificateHolder{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +3148,7 @@ func (x *CertificateHolder) String() string {
 func (*CertificateHolder) ProtoMessage() {}
 
 func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[33]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +3161,7 @@ func (x *CertificateHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateHolder.ProtoReflect.Descriptor instead.
 func (*CertificateHolder) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{33}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CertificateHolder) GetRole() string {
@@ -2540,7 +3244,7 @@ type Runner struct {
 
 func (x *Runner) Reset() {
 	*x = Runner{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +3256,7 @@ func (x *Runner) String() string {
 func (*Runner) ProtoMessage() {}
 
 func (x *Runner) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[34]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +3269,7 @@ func (x *Runner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Runner.ProtoReflect.Descriptor instead.
 func (*Runner) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{34}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Runner) GetName() string {
@@ -2678,7 +3382,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2690,7 +3394,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[35]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2703,7 +3407,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{35}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Drain) GetId() string {
@@ -2778,7 +3482,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2790,7 +3494,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[36]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +3507,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{36}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Agent) GetName() string {
@@ -2864,7 +3568,7 @@ type Timer struct {
 
 func (x *Timer) Reset() {
 	*x = Timer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3580,7 @@ func (x *Timer) String() string {
 func (*Timer) ProtoMessage() {}
 
 func (x *Timer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[37]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3593,7 @@ func (x *Timer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timer.ProtoReflect.Descriptor instead.
 func (*Timer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{37}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Timer) GetId() string {
@@ -2951,7 +3655,7 @@ type Inbox struct {
 
 func (x *Inbox) Reset() {
 	*x = Inbox{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3667,7 @@ func (x *Inbox) String() string {
 func (*Inbox) ProtoMessage() {}
 
 func (x *Inbox) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[38]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3680,7 @@ func (x *Inbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inbox.ProtoReflect.Descriptor instead.
 func (*Inbox) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{38}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Inbox) GetAgent() string {
@@ -3030,7 +3734,7 @@ type InboxEntry struct {
 
 func (x *InboxEntry) Reset() {
 	*x = InboxEntry{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3746,7 @@ func (x *InboxEntry) String() string {
 func (*InboxEntry) ProtoMessage() {}
 
 func (x *InboxEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[39]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3759,7 @@ func (x *InboxEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InboxEntry.ProtoReflect.Descriptor instead.
 func (*InboxEntry) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{39}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *InboxEntry) GetAgent() string {
@@ -3128,7 +3832,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3844,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[40]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3857,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{40}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Token) GetId() string {
@@ -3263,14 +3967,21 @@ type Workspace struct {
 	Head    *Head                  `protobuf:"bytes,5,opt,name=head,proto3" json:"head,omitempty"`
 	Created *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
 	// Its runner was removed.
-	Lost          bool `protobuf:"varint,20,opt,name=lost,proto3" json:"lost,omitempty"`
+	Lost bool `protobuf:"varint,20,opt,name=lost,proto3" json:"lost,omitempty"`
+	// "none", "on_commit", "interval"; empty: as configured.
+	ReplicationPolicy    string   `protobuf:"bytes,40,opt,name=replication_policy,json=replicationPolicy,proto3" json:"replication_policy,omitempty"`
+	ReplicationIntervalS uint32   `protobuf:"varint,41,opt,name=replication_interval_s,json=replicationIntervalS,proto3" json:"replication_interval_s,omitempty"`
+	ReplicationTarget    string   `protobuf:"bytes,42,opt,name=replication_target,json=replicationTarget,proto3" json:"replication_target,omitempty"`
+	Replica              *Replica `protobuf:"bytes,43,opt,name=replica,proto3" json:"replica,omitempty"`
+	// Set after a re-assignment until the new runner has restored the directory.
+	Restore       *Replica `protobuf:"bytes,44,opt,name=restore,proto3" json:"restore,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3993,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[41]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +4006,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{41}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Workspace) GetId() string {
@@ -3347,6 +4058,689 @@ func (x *Workspace) GetLost() bool {
 	return false
 }
 
+func (x *Workspace) GetReplicationPolicy() string {
+	if x != nil {
+		return x.ReplicationPolicy
+	}
+	return ""
+}
+
+func (x *Workspace) GetReplicationIntervalS() uint32 {
+	if x != nil {
+		return x.ReplicationIntervalS
+	}
+	return 0
+}
+
+func (x *Workspace) GetReplicationTarget() string {
+	if x != nil {
+		return x.ReplicationTarget
+	}
+	return ""
+}
+
+func (x *Workspace) GetReplica() *Replica {
+	if x != nil {
+		return x.Replica
+	}
+	return nil
+}
+
+func (x *Workspace) GetRestore() *Replica {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
+}
+
+// Replica is a copy of a workspace's head on another runner.
+type Replica struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Runner string                 `protobuf:"bytes,1,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Epoch and number of the commit that was copied.
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Seq           uint64                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	Digest        string                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
+	Commit        string                 `protobuf:"bytes,5,opt,name=commit,proto3" json:"commit,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Replica) Reset() {
+	*x = Replica{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Replica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Replica) ProtoMessage() {}
+
+func (x *Replica) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Replica.ProtoReflect.Descriptor instead.
+func (*Replica) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *Replica) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *Replica) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Replica) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Replica) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Replica) GetCommit() string {
+	if x != nil {
+		return x.Commit
+	}
+	return ""
+}
+
+func (x *Replica) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+// Branch is what a runner has of a workspace that was assigned to another.
+type Branch struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Workspace string                 `protobuf:"bytes,2,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Agent     string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	Runner    string                 `protobuf:"bytes,4,opt,name=runner,proto3" json:"runner,omitempty"`
+	Epoch     uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Epoch under which the workspace went on.
+	Fence  uint64 `protobuf:"varint,6,opt,name=fence,proto3" json:"fence,omitempty"`
+	Seq    uint64 `protobuf:"varint,7,opt,name=seq,proto3" json:"seq,omitempty"`
+	Digest string `protobuf:"bytes,8,opt,name=digest,proto3" json:"digest,omitempty"`
+	Commit string `protobuf:"bytes,9,opt,name=commit,proto3" json:"commit,omitempty"`
+	// "away" or "kept".
+	State         string                 `protobuf:"bytes,10,opt,name=state,proto3" json:"state,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Branch) Reset() {
+	*x = Branch{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Branch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Branch) ProtoMessage() {}
+
+func (x *Branch) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Branch.ProtoReflect.Descriptor instead.
+func (*Branch) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *Branch) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Branch) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *Branch) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Branch) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *Branch) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Branch) GetFence() uint64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *Branch) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Branch) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Branch) GetCommit() string {
+	if x != nil {
+		return x.Commit
+	}
+	return ""
+}
+
+func (x *Branch) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Branch) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+// GrantKey signs grants to read from runners.
+type GrantKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ed25519 seed and public key.
+	Seed          []byte                 `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"`
+	Public        []byte                 `protobuf:"bytes,2,opt,name=public,proto3" json:"public,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantKey) Reset() {
+	*x = GrantKey{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantKey) ProtoMessage() {}
+
+func (x *GrantKey) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantKey.ProtoReflect.Descriptor instead.
+func (*GrantKey) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *GrantKey) GetSeed() []byte {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+func (x *GrantKey) GetPublic() []byte {
+	if x != nil {
+		return x.Public
+	}
+	return nil
+}
+
+func (x *GrantKey) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+type Transfer struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Id              string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Agent           string                 `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	Source          string                 `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	SourceRunner    string                 `protobuf:"bytes,4,opt,name=source_runner,json=sourceRunner,proto3" json:"source_runner,omitempty"`
+	SourceEpoch     uint64                 `protobuf:"varint,5,opt,name=source_epoch,json=sourceEpoch,proto3" json:"source_epoch,omitempty"`
+	SourceBranch    string                 `protobuf:"bytes,6,opt,name=source_branch,json=sourceBranch,proto3" json:"source_branch,omitempty"`
+	Target          string                 `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	TargetRunner    string                 `protobuf:"bytes,8,opt,name=target_runner,json=targetRunner,proto3" json:"target_runner,omitempty"`
+	TargetEpoch     uint64                 `protobuf:"varint,9,opt,name=target_epoch,json=targetEpoch,proto3" json:"target_epoch,omitempty"`
+	Snapshot        string                 `protobuf:"bytes,10,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Mappings        []*Mapping             `protobuf:"bytes,11,rep,name=mappings,proto3" json:"mappings,omitempty"`
+	Conflict        string                 `protobuf:"bytes,12,opt,name=conflict,proto3" json:"conflict,omitempty"`
+	State           string                 `protobuf:"bytes,13,opt,name=state,proto3" json:"state,omitempty"`
+	Counts          *Counts                `protobuf:"bytes,14,opt,name=counts,proto3" json:"counts,omitempty"`
+	Bytes           uint64                 `protobuf:"varint,15,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	BytesCompleted  uint64                 `protobuf:"varint,16,opt,name=bytes_completed,json=bytesCompleted,proto3" json:"bytes_completed,omitempty"`
+	CancelRequested bool                   `protobuf:"varint,17,opt,name=cancel_requested,json=cancelRequested,proto3" json:"cancel_requested,omitempty"`
+	Created         *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=created,proto3" json:"created,omitempty"`
+	Started         *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=started,proto3" json:"started,omitempty"`
+	Ended           *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=ended,proto3" json:"ended,omitempty"`
+	Reason          string                 `protobuf:"bytes,21,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message         string                 `protobuf:"bytes,22,opt,name=message,proto3" json:"message,omitempty"`
+	Route           string                 `protobuf:"bytes,23,opt,name=route,proto3" json:"route,omitempty"`
+	IdempotencyKey  string                 `protobuf:"bytes,24,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// Of the request, to compare when the key comes again.
+	RequestHash   []byte `protobuf:"bytes,25,opt,name=request_hash,json=requestHash,proto3" json:"request_hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Transfer) Reset() {
+	*x = Transfer{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Transfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Transfer) ProtoMessage() {}
+
+func (x *Transfer) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
+func (*Transfer) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *Transfer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Transfer) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Transfer) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Transfer) GetSourceRunner() string {
+	if x != nil {
+		return x.SourceRunner
+	}
+	return ""
+}
+
+func (x *Transfer) GetSourceEpoch() uint64 {
+	if x != nil {
+		return x.SourceEpoch
+	}
+	return 0
+}
+
+func (x *Transfer) GetSourceBranch() string {
+	if x != nil {
+		return x.SourceBranch
+	}
+	return ""
+}
+
+func (x *Transfer) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Transfer) GetTargetRunner() string {
+	if x != nil {
+		return x.TargetRunner
+	}
+	return ""
+}
+
+func (x *Transfer) GetTargetEpoch() uint64 {
+	if x != nil {
+		return x.TargetEpoch
+	}
+	return 0
+}
+
+func (x *Transfer) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *Transfer) GetMappings() []*Mapping {
+	if x != nil {
+		return x.Mappings
+	}
+	return nil
+}
+
+func (x *Transfer) GetConflict() string {
+	if x != nil {
+		return x.Conflict
+	}
+	return ""
+}
+
+func (x *Transfer) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Transfer) GetCounts() *Counts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Transfer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Transfer) GetBytesCompleted() uint64 {
+	if x != nil {
+		return x.BytesCompleted
+	}
+	return 0
+}
+
+func (x *Transfer) GetCancelRequested() bool {
+	if x != nil {
+		return x.CancelRequested
+	}
+	return false
+}
+
+func (x *Transfer) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Transfer) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Transfer) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Transfer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Transfer) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Transfer) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
+}
+
+func (x *Transfer) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *Transfer) GetRequestHash() []byte {
+	if x != nil {
+		return x.RequestHash
+	}
+	return nil
+}
+
+type Mapping struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Target        string                 `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mapping) Reset() {
+	*x = Mapping{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mapping) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mapping) ProtoMessage() {}
+
+func (x *Mapping) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
+func (*Mapping) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *Mapping) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Mapping) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type Counts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pending       uint64                 `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
+	Copying       uint64                 `protobuf:"varint,2,opt,name=copying,proto3" json:"copying,omitempty"`
+	Completed     uint64                 `protobuf:"varint,3,opt,name=completed,proto3" json:"completed,omitempty"`
+	Failed        uint64                 `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	Cancelled     uint64                 `protobuf:"varint,5,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Unknown       uint64                 `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Counts) Reset() {
+	*x = Counts{}
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Counts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Counts) ProtoMessage() {}
+
+func (x *Counts) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Counts.ProtoReflect.Descriptor instead.
+func (*Counts) Descriptor() ([]byte, []int) {
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *Counts) GetPending() uint64 {
+	if x != nil {
+		return x.Pending
+	}
+	return 0
+}
+
+func (x *Counts) GetCopying() uint64 {
+	if x != nil {
+		return x.Copying
+	}
+	return 0
+}
+
+func (x *Counts) GetCompleted() uint64 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *Counts) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *Counts) GetCancelled() uint64 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *Counts) GetUnknown() uint64 {
+	if x != nil {
+		return x.Unknown
+	}
+	return 0
+}
+
 type Applied struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3360,7 +4754,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3372,7 +4766,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[42]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3385,7 +4779,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{42}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Applied) GetId() string {
@@ -3434,6 +4828,8 @@ type Answer struct {
 	//	*Answer_Agent
 	//	*Answer_Timer
 	//	*Answer_Counted
+	//	*Answer_Transfer
+	//	*Answer_Branch
 	Result        isAnswer_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3441,7 +4837,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3453,7 +4849,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[43]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3466,7 +4862,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{43}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Answer) GetResult() isAnswer_Result {
@@ -3593,6 +4989,24 @@ func (x *Answer) GetCounted() *Counted {
 	return nil
 }
 
+func (x *Answer) GetTransfer() *Transfer {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Transfer); ok {
+			return x.Transfer
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetBranch() *Branch {
+	if x != nil {
+		if x, ok := x.Result.(*Answer_Branch); ok {
+			return x.Branch
+		}
+	}
+	return nil
+}
+
 type isAnswer_Result interface {
 	isAnswer_Result()
 }
@@ -3650,6 +5064,14 @@ type Answer_Counted struct {
 	Counted *Counted `protobuf:"bytes,22,opt,name=counted,proto3,oneof"`
 }
 
+type Answer_Transfer struct {
+	Transfer *Transfer `protobuf:"bytes,30,opt,name=transfer,proto3,oneof"`
+}
+
+type Answer_Branch struct {
+	Branch *Branch `protobuf:"bytes,31,opt,name=branch,proto3,oneof"`
+}
+
 func (*Answer_Failure) isAnswer_Result() {}
 
 func (*Answer_Runner) isAnswer_Result() {}
@@ -3676,6 +5098,10 @@ func (*Answer_Timer) isAnswer_Result() {}
 
 func (*Answer_Counted) isAnswer_Result() {}
 
+func (*Answer_Transfer) isAnswer_Result() {}
+
+func (*Answer_Branch) isAnswer_Result() {}
+
 // Counted is how many records a command changed.
 type Counted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3686,7 +5112,7 @@ type Counted struct {
 
 func (x *Counted) Reset() {
 	*x = Counted{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3698,7 +5124,7 @@ func (x *Counted) String() string {
 func (*Counted) ProtoMessage() {}
 
 func (x *Counted) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[44]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3711,7 +5137,7 @@ func (x *Counted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counted.ProtoReflect.Descriptor instead.
 func (*Counted) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{44}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Counted) GetChanged() uint32 {
@@ -3734,7 +5160,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3746,7 +5172,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[45]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3759,7 +5185,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{45}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Failure) GetReason() string {
@@ -3794,7 +5220,7 @@ type HeadsUpdated struct {
 
 func (x *HeadsUpdated) Reset() {
 	*x = HeadsUpdated{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3806,7 +5232,7 @@ func (x *HeadsUpdated) String() string {
 func (*HeadsUpdated) ProtoMessage() {}
 
 func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[46]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3819,7 +5245,7 @@ func (x *HeadsUpdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadsUpdated.ProtoReflect.Descriptor instead.
 func (*HeadsUpdated) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{46}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *HeadsUpdated) GetChanged() uint32 {
@@ -3854,6 +5280,8 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Timer
 	//	*SnapshotRecord_Inbox
 	//	*SnapshotRecord_InboxEntry
+	//	*SnapshotRecord_Transfer
+	//	*SnapshotRecord_Branch
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3861,7 +5289,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3873,7 +5301,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[47]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3886,7 +5314,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{47}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -4013,6 +5441,24 @@ func (x *SnapshotRecord) GetInboxEntry() *InboxEntry {
 	return nil
 }
 
+func (x *SnapshotRecord) GetTransfer() *Transfer {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Transfer); ok {
+			return x.Transfer
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetBranch() *Branch {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Branch); ok {
+			return x.Branch
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -4069,6 +5515,14 @@ type SnapshotRecord_InboxEntry struct {
 	InboxEntry *InboxEntry `protobuf:"bytes,22,opt,name=inbox_entry,json=inboxEntry,proto3,oneof"`
 }
 
+type SnapshotRecord_Transfer struct {
+	Transfer *Transfer `protobuf:"bytes,30,opt,name=transfer,proto3,oneof"`
+}
+
+type SnapshotRecord_Branch struct {
+	Branch *Branch `protobuf:"bytes,31,opt,name=branch,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Header) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Runner) isSnapshotRecord_Record() {}
@@ -4095,6 +5549,10 @@ func (*SnapshotRecord_Inbox) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_InboxEntry) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Transfer) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Branch) isSnapshotRecord_Record() {}
+
 type SnapshotHeader struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Version          uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -4102,13 +5560,15 @@ type SnapshotHeader struct {
 	NextRunnerNumber uint32                 `protobuf:"varint,3,opt,name=next_runner_number,json=nextRunnerNumber,proto3" json:"next_runner_number,omitempty"`
 	// The highest version of commands that all voters can apply; 0 means 1.
 	CommandVersion uint32 `protobuf:"varint,10,opt,name=command_version,json=commandVersion,proto3" json:"command_version,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Newest first, at most 3.
+	GrantKeys     []*GrantKey `protobuf:"bytes,30,rep,name=grant_keys,json=grantKeys,proto3" json:"grant_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4120,7 +5580,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[48]
+	mi := &file_skerry_raftlog_v1_raftlog_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4133,7 +5593,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{48}
+	return file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -4164,11 +5624,18 @@ func (x *SnapshotHeader) GetCommandVersion() uint32 {
 	return 0
 }
 
+func (x *SnapshotHeader) GetGrantKeys() []*GrantKey {
+	if x != nil {
+		return x.GrantKeys
+	}
+	return nil
+}
+
 var File_skerry_raftlog_v1_raftlog_proto protoreflect.FileDescriptor
 
 const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\n" +
-	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa5\x0f\n" +
+	"\x1fskerry/raftlog/v1/raftlog.proto\x12\x11skerry.raftlog.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcc\x14\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12C\n" +
@@ -4203,7 +5670,18 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"fireTimers\x12@\n" +
 	"\vrecord_ends\x18\x1c \x01(\v2\x1d.skerry.raftlog.v1.RecordEndsH\x00R\n" +
 	"recordEnds\x12:\n" +
-	"\tack_inbox\x18\x1d \x01(\v2\x1b.skerry.raftlog.v1.AckInboxH\x00R\backInboxB\x04\n" +
+	"\tack_inbox\x18\x1d \x01(\v2\x1b.skerry.raftlog.v1.AckInboxH\x00R\backInbox\x12L\n" +
+	"\x0fcreate_transfer\x18( \x01(\v2!.skerry.raftlog.v1.CreateTransferH\x00R\x0ecreateTransfer\x12L\n" +
+	"\x0fupdate_transfer\x18) \x01(\v2!.skerry.raftlog.v1.UpdateTransferH\x00R\x0eupdateTransfer\x12L\n" +
+	"\x0fcancel_transfer\x18* \x01(\v2!.skerry.raftlog.v1.CancelTransferH\x00R\x0ecancelTransfer\x12D\n" +
+	"\radd_grant_key\x18+ \x01(\v2\x1e.skerry.raftlog.v1.AddGrantKeyH\x00R\vaddGrantKey\x12L\n" +
+	"\x0fset_replication\x18, \x01(\v2!.skerry.raftlog.v1.SetReplicationH\x00R\x0esetReplication\x12@\n" +
+	"\vset_replica\x18- \x01(\v2\x1d.skerry.raftlog.v1.SetReplicaH\x00R\n" +
+	"setReplica\x12U\n" +
+	"\x12reassign_workspace\x18. \x01(\v2$.skerry.raftlog.v1.ReassignWorkspaceH\x00R\x11reassignWorkspace\x12@\n" +
+	"\vend_restore\x18/ \x01(\v2\x1d.skerry.raftlog.v1.EndRestoreH\x00R\n" +
+	"endRestore\x12L\n" +
+	"\x0fupdate_branches\x180 \x01(\v2!.skerry.raftlog.v1.UpdateBranchesH\x00R\x0eupdateBranchesB\x04\n" +
 	"\x02op\">\n" +
 	"\tPutMember\x121\n" +
 	"\x06member\x18\x01 \x01(\v2\x19.skerry.raftlog.v1.MemberR\x06member\"\"\n" +
@@ -4314,7 +5792,49 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x04seen\x18\x06 \x01(\bR\x04seen\":\n" +
 	"\bAckInbox\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x18\n" +
-	"\athrough\x18\x02 \x01(\x04R\athrough\"B\n" +
+	"\athrough\x18\x02 \x01(\x04R\athrough\"I\n" +
+	"\x0eCreateTransfer\x127\n" +
+	"\btransfer\x18\x01 \x01(\v2\x1b.skerry.raftlog.v1.TransferR\btransfer\"\x8c\x02\n" +
+	"\x0eUpdateTransfer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
+	"\bsnapshot\x18\x03 \x01(\tR\bsnapshot\x121\n" +
+	"\x06counts\x18\x04 \x01(\v2\x19.skerry.raftlog.v1.CountsR\x06counts\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12'\n" +
+	"\x0fbytes_completed\x18\x06 \x01(\x04R\x0ebytesCompleted\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\b \x01(\tR\amessage\x12\x14\n" +
+	"\x05route\x18\t \x01(\tR\x05route\" \n" +
+	"\x0eCancelTransfer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"R\n" +
+	"\vAddGrantKey\x12-\n" +
+	"\x03key\x18\x01 \x01(\v2\x1b.skerry.raftlog.v1.GrantKeyR\x03key\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\bR\x05first\"}\n" +
+	"\x0eSetReplication\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x1d\n" +
+	"\n" +
+	"interval_s\x18\x03 \x01(\rR\tintervalS\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\tR\x06target\"`\n" +
+	"\n" +
+	"SetReplica\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x124\n" +
+	"\areplica\x18\x02 \x01(\v2\x1a.skerry.raftlog.v1.ReplicaR\areplica\"\x95\x01\n" +
+	"\x11ReassignWorkspace\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\x12\x1b\n" +
+	"\tbranch_id\x18\x04 \x01(\tR\bbranchId\x12\x1f\n" +
+	"\vaccept_loss\x18\x05 \x01(\bR\n" +
+	"acceptLoss\"m\n" +
+	"\n" +
+	"EndRestore\x12\x1c\n" +
+	"\tworkspace\x18\x01 \x01(\tR\tworkspace\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12+\n" +
+	"\x04head\x18\x03 \x01(\v2\x17.skerry.raftlog.v1.HeadR\x04head\"W\n" +
+	"\x0eUpdateBranches\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12-\n" +
+	"\x05heads\x18\x02 \x03(\v2\x17.skerry.raftlog.v1.HeadR\x05heads\"B\n" +
 	"\fAuthorityKey\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\"\xac\x01\n" +
@@ -4417,7 +5937,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\vpermissions\x18\x14 \x03(\tR\vpermissions\x12\x18\n" +
 	"\arunners\x18\x15 \x03(\tR\arunners\x12\x16\n" +
 	"\x06parent\x18\x16 \x01(\tR\x06parent\x12\x14\n" +
-	"\x05depth\x18\x17 \x01(\rR\x05depth\"\xd6\x01\n" +
+	"\x05depth\x18\x17 \x01(\rR\x05depth\"\xd6\x03\n" +
 	"\tWorkspace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
@@ -4425,12 +5945,78 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12+\n" +
 	"\x04head\x18\x05 \x01(\v2\x17.skerry.raftlog.v1.HeadR\x04head\x124\n" +
 	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x12\n" +
-	"\x04lost\x18\x14 \x01(\bR\x04lost\"w\n" +
+	"\x04lost\x18\x14 \x01(\bR\x04lost\x12-\n" +
+	"\x12replication_policy\x18( \x01(\tR\x11replicationPolicy\x124\n" +
+	"\x16replication_interval_s\x18) \x01(\rR\x14replicationIntervalS\x12-\n" +
+	"\x12replication_target\x18* \x01(\tR\x11replicationTarget\x124\n" +
+	"\areplica\x18+ \x01(\v2\x1a.skerry.raftlog.v1.ReplicaR\areplica\x124\n" +
+	"\arestore\x18, \x01(\v2\x1a.skerry.raftlog.v1.ReplicaR\arestore\"\xa9\x01\n" +
+	"\aReplica\x12\x16\n" +
+	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\tR\x06digest\x12\x16\n" +
+	"\x06commit\x18\x05 \x01(\tR\x06commit\x12.\n" +
+	"\x04time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x9e\x02\n" +
+	"\x06Branch\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tworkspace\x18\x02 \x01(\tR\tworkspace\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06runner\x18\x04 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05fence\x18\x06 \x01(\x04R\x05fence\x12\x10\n" +
+	"\x03seq\x18\a \x01(\x04R\x03seq\x12\x16\n" +
+	"\x06digest\x18\b \x01(\tR\x06digest\x12\x16\n" +
+	"\x06commit\x18\t \x01(\tR\x06commit\x12\x14\n" +
+	"\x05state\x18\n" +
+	" \x01(\tR\x05state\x124\n" +
+	"\acreated\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"l\n" +
+	"\bGrantKey\x12\x12\n" +
+	"\x04seed\x18\x01 \x01(\fR\x04seed\x12\x16\n" +
+	"\x06public\x18\x02 \x01(\fR\x06public\x124\n" +
+	"\acreated\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"\xea\x06\n" +
+	"\bTransfer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06source\x18\x03 \x01(\tR\x06source\x12#\n" +
+	"\rsource_runner\x18\x04 \x01(\tR\fsourceRunner\x12!\n" +
+	"\fsource_epoch\x18\x05 \x01(\x04R\vsourceEpoch\x12#\n" +
+	"\rsource_branch\x18\x06 \x01(\tR\fsourceBranch\x12\x16\n" +
+	"\x06target\x18\a \x01(\tR\x06target\x12#\n" +
+	"\rtarget_runner\x18\b \x01(\tR\ftargetRunner\x12!\n" +
+	"\ftarget_epoch\x18\t \x01(\x04R\vtargetEpoch\x12\x1a\n" +
+	"\bsnapshot\x18\n" +
+	" \x01(\tR\bsnapshot\x126\n" +
+	"\bmappings\x18\v \x03(\v2\x1a.skerry.raftlog.v1.MappingR\bmappings\x12\x1a\n" +
+	"\bconflict\x18\f \x01(\tR\bconflict\x12\x14\n" +
+	"\x05state\x18\r \x01(\tR\x05state\x121\n" +
+	"\x06counts\x18\x0e \x01(\v2\x19.skerry.raftlog.v1.CountsR\x06counts\x12\x14\n" +
+	"\x05bytes\x18\x0f \x01(\x04R\x05bytes\x12'\n" +
+	"\x0fbytes_completed\x18\x10 \x01(\x04R\x0ebytesCompleted\x12)\n" +
+	"\x10cancel_requested\x18\x11 \x01(\bR\x0fcancelRequested\x124\n" +
+	"\acreated\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
+	"\astarted\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +
+	"\x05ended\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
+	"\x06reason\x18\x15 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x16 \x01(\tR\amessage\x12\x14\n" +
+	"\x05route\x18\x17 \x01(\tR\x05route\x12'\n" +
+	"\x0fidempotency_key\x18\x18 \x01(\tR\x0eidempotencyKey\x12!\n" +
+	"\frequest_hash\x18\x19 \x01(\fR\vrequestHash\"9\n" +
+	"\aMapping\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xaa\x01\n" +
+	"\x06Counts\x12\x18\n" +
+	"\apending\x18\x01 \x01(\x04R\apending\x12\x18\n" +
+	"\acopying\x18\x02 \x01(\x04R\acopying\x12\x1c\n" +
+	"\tcompleted\x18\x03 \x01(\x04R\tcompleted\x12\x16\n" +
+	"\x06failed\x18\x04 \x01(\x04R\x06failed\x12\x1c\n" +
+	"\tcancelled\x18\x05 \x01(\x04R\tcancelled\x12\x18\n" +
+	"\aunknown\x18\x06 \x01(\x04R\aunknown\"w\n" +
 	"\aApplied\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06answer\x18\x03 \x01(\fR\x06answer\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xf5\x05\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xe5\x06\n" +
 	"\x06Answer\x126\n" +
 	"\afailure\x18\x01 \x01(\v2\x1a.skerry.raftlog.v1.FailureH\x00R\afailure\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -4446,7 +6032,9 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"join_token\x18\x11 \x01(\v2\x1c.skerry.raftlog.v1.JoinTokenH\x00R\tjoinToken\x120\n" +
 	"\x05agent\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.AgentH\x00R\x05agent\x120\n" +
 	"\x05timer\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x126\n" +
-	"\acounted\x18\x16 \x01(\v2\x1a.skerry.raftlog.v1.CountedH\x00R\acountedB\b\n" +
+	"\acounted\x18\x16 \x01(\v2\x1a.skerry.raftlog.v1.CountedH\x00R\acounted\x129\n" +
+	"\btransfer\x18\x1e \x01(\v2\x1b.skerry.raftlog.v1.TransferH\x00R\btransfer\x123\n" +
+	"\x06branch\x18\x1f \x01(\v2\x19.skerry.raftlog.v1.BranchH\x00R\x06branchB\b\n" +
 	"\x06result\"#\n" +
 	"\aCounted\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\"Q\n" +
@@ -4456,7 +6044,7 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"B\n" +
 	"\fHeadsUpdated\x12\x18\n" +
 	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\aignored\x18\x02 \x01(\rR\aignored\"\xfe\x05\n" +
+	"\aignored\x18\x02 \x01(\rR\aignored\"\xee\x06\n" +
 	"\x0eSnapshotRecord\x12;\n" +
 	"\x06header\x18\x01 \x01(\v2!.skerry.raftlog.v1.SnapshotHeaderH\x00R\x06header\x123\n" +
 	"\x06runner\x18\x02 \x01(\v2\x19.skerry.raftlog.v1.RunnerH\x00R\x06runner\x120\n" +
@@ -4473,15 +6061,19 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x05timer\x18\x14 \x01(\v2\x18.skerry.raftlog.v1.TimerH\x00R\x05timer\x120\n" +
 	"\x05inbox\x18\x15 \x01(\v2\x18.skerry.raftlog.v1.InboxH\x00R\x05inbox\x12@\n" +
 	"\vinbox_entry\x18\x16 \x01(\v2\x1d.skerry.raftlog.v1.InboxEntryH\x00R\n" +
-	"inboxEntryB\b\n" +
-	"\x06record\"\xa0\x01\n" +
+	"inboxEntry\x129\n" +
+	"\btransfer\x18\x1e \x01(\v2\x1b.skerry.raftlog.v1.TransferH\x00R\btransfer\x123\n" +
+	"\x06branch\x18\x1f \x01(\v2\x19.skerry.raftlog.v1.BranchH\x00R\x06branchB\b\n" +
+	"\x06record\"\xdc\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12,\n" +
 	"\x12next_runner_number\x18\x03 \x01(\rR\x10nextRunnerNumber\x12'\n" +
 	"\x0fcommand_version\x18\n" +
-	" \x01(\rR\x0ecommandVersionB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
+	" \x01(\rR\x0ecommandVersion\x12:\n" +
+	"\n" +
+	"grant_keys\x18\x1e \x03(\v2\x1b.skerry.raftlog.v1.GrantKeyR\tgrantKeysB3Z1skerry.internal/proto/skerry/raftlog/v1;raftlogv1b\x06proto3"
 
 var (
 	file_skerry_raftlog_v1_raftlog_proto_rawDescOnce sync.Once
@@ -4495,7 +6087,7 @@ func file_skerry_raftlog_v1_raftlog_proto_rawDescGZIP() []byte {
 	return file_skerry_raftlog_v1_raftlog_proto_rawDescData
 }
 
-var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_skerry_raftlog_v1_raftlog_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*Command)(nil),               // 0: skerry.raftlog.v1.Command
 	(*PutMember)(nil),             // 1: skerry.raftlog.v1.PutMember
@@ -4527,129 +6119,174 @@ var file_skerry_raftlog_v1_raftlog_proto_goTypes = []any{
 	(*RecordEnds)(nil),            // 27: skerry.raftlog.v1.RecordEnds
 	(*End)(nil),                   // 28: skerry.raftlog.v1.End
 	(*AckInbox)(nil),              // 29: skerry.raftlog.v1.AckInbox
-	(*AuthorityKey)(nil),          // 30: skerry.raftlog.v1.AuthorityKey
-	(*Authority)(nil),             // 31: skerry.raftlog.v1.Authority
-	(*JoinToken)(nil),             // 32: skerry.raftlog.v1.JoinToken
-	(*CertificateHolder)(nil),     // 33: skerry.raftlog.v1.CertificateHolder
-	(*Runner)(nil),                // 34: skerry.raftlog.v1.Runner
-	(*Drain)(nil),                 // 35: skerry.raftlog.v1.Drain
-	(*Agent)(nil),                 // 36: skerry.raftlog.v1.Agent
-	(*Timer)(nil),                 // 37: skerry.raftlog.v1.Timer
-	(*Inbox)(nil),                 // 38: skerry.raftlog.v1.Inbox
-	(*InboxEntry)(nil),            // 39: skerry.raftlog.v1.InboxEntry
-	(*Token)(nil),                 // 40: skerry.raftlog.v1.Token
-	(*Workspace)(nil),             // 41: skerry.raftlog.v1.Workspace
-	(*Applied)(nil),               // 42: skerry.raftlog.v1.Applied
-	(*Answer)(nil),                // 43: skerry.raftlog.v1.Answer
-	(*Counted)(nil),               // 44: skerry.raftlog.v1.Counted
-	(*Failure)(nil),               // 45: skerry.raftlog.v1.Failure
-	(*HeadsUpdated)(nil),          // 46: skerry.raftlog.v1.HeadsUpdated
-	(*SnapshotRecord)(nil),        // 47: skerry.raftlog.v1.SnapshotRecord
-	(*SnapshotHeader)(nil),        // 48: skerry.raftlog.v1.SnapshotHeader
-	nil,                           // 49: skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	nil,                           // 50: skerry.raftlog.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
+	(*CreateTransfer)(nil),        // 30: skerry.raftlog.v1.CreateTransfer
+	(*UpdateTransfer)(nil),        // 31: skerry.raftlog.v1.UpdateTransfer
+	(*CancelTransfer)(nil),        // 32: skerry.raftlog.v1.CancelTransfer
+	(*AddGrantKey)(nil),           // 33: skerry.raftlog.v1.AddGrantKey
+	(*SetReplication)(nil),        // 34: skerry.raftlog.v1.SetReplication
+	(*SetReplica)(nil),            // 35: skerry.raftlog.v1.SetReplica
+	(*ReassignWorkspace)(nil),     // 36: skerry.raftlog.v1.ReassignWorkspace
+	(*EndRestore)(nil),            // 37: skerry.raftlog.v1.EndRestore
+	(*UpdateBranches)(nil),        // 38: skerry.raftlog.v1.UpdateBranches
+	(*AuthorityKey)(nil),          // 39: skerry.raftlog.v1.AuthorityKey
+	(*Authority)(nil),             // 40: skerry.raftlog.v1.Authority
+	(*JoinToken)(nil),             // 41: skerry.raftlog.v1.JoinToken
+	(*CertificateHolder)(nil),     // 42: skerry.raftlog.v1.CertificateHolder
+	(*Runner)(nil),                // 43: skerry.raftlog.v1.Runner
+	(*Drain)(nil),                 // 44: skerry.raftlog.v1.Drain
+	(*Agent)(nil),                 // 45: skerry.raftlog.v1.Agent
+	(*Timer)(nil),                 // 46: skerry.raftlog.v1.Timer
+	(*Inbox)(nil),                 // 47: skerry.raftlog.v1.Inbox
+	(*InboxEntry)(nil),            // 48: skerry.raftlog.v1.InboxEntry
+	(*Token)(nil),                 // 49: skerry.raftlog.v1.Token
+	(*Workspace)(nil),             // 50: skerry.raftlog.v1.Workspace
+	(*Replica)(nil),               // 51: skerry.raftlog.v1.Replica
+	(*Branch)(nil),                // 52: skerry.raftlog.v1.Branch
+	(*GrantKey)(nil),              // 53: skerry.raftlog.v1.GrantKey
+	(*Transfer)(nil),              // 54: skerry.raftlog.v1.Transfer
+	(*Mapping)(nil),               // 55: skerry.raftlog.v1.Mapping
+	(*Counts)(nil),                // 56: skerry.raftlog.v1.Counts
+	(*Applied)(nil),               // 57: skerry.raftlog.v1.Applied
+	(*Answer)(nil),                // 58: skerry.raftlog.v1.Answer
+	(*Counted)(nil),               // 59: skerry.raftlog.v1.Counted
+	(*Failure)(nil),               // 60: skerry.raftlog.v1.Failure
+	(*HeadsUpdated)(nil),          // 61: skerry.raftlog.v1.HeadsUpdated
+	(*SnapshotRecord)(nil),        // 62: skerry.raftlog.v1.SnapshotRecord
+	(*SnapshotHeader)(nil),        // 63: skerry.raftlog.v1.SnapshotHeader
+	nil,                           // 64: skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	nil,                           // 65: skerry.raftlog.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
 }
 var file_skerry_raftlog_v1_raftlog_proto_depIdxs = []int32{
-	51, // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
-	5,  // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
-	6,  // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
-	7,  // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
-	8,  // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
-	9,  // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
-	10, // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
-	11, // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
-	1,  // 8: skerry.raftlog.v1.Command.put_member:type_name -> skerry.raftlog.v1.PutMember
-	2,  // 9: skerry.raftlog.v1.Command.remove_member:type_name -> skerry.raftlog.v1.RemoveMember
-	3,  // 10: skerry.raftlog.v1.Command.raise_version:type_name -> skerry.raftlog.v1.RaiseVersion
-	18, // 11: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
-	13, // 12: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
-	14, // 13: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
-	15, // 14: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
-	16, // 15: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
-	17, // 16: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
-	19, // 17: skerry.raftlog.v1.Command.mint_token:type_name -> skerry.raftlog.v1.MintToken
-	20, // 18: skerry.raftlog.v1.Command.prune_tokens:type_name -> skerry.raftlog.v1.PruneTokens
-	21, // 19: skerry.raftlog.v1.Command.archive_agent:type_name -> skerry.raftlog.v1.ArchiveAgent
-	22, // 20: skerry.raftlog.v1.Command.schedule_runner:type_name -> skerry.raftlog.v1.ScheduleRunner
-	23, // 21: skerry.raftlog.v1.Command.remove_runner:type_name -> skerry.raftlog.v1.RemoveRunner
-	24, // 22: skerry.raftlog.v1.Command.create_timer:type_name -> skerry.raftlog.v1.CreateTimer
-	25, // 23: skerry.raftlog.v1.Command.cancel_timer:type_name -> skerry.raftlog.v1.CancelTimer
-	26, // 24: skerry.raftlog.v1.Command.fire_timers:type_name -> skerry.raftlog.v1.FireTimers
-	27, // 25: skerry.raftlog.v1.Command.record_ends:type_name -> skerry.raftlog.v1.RecordEnds
-	29, // 26: skerry.raftlog.v1.Command.ack_inbox:type_name -> skerry.raftlog.v1.AckInbox
-	4,  // 27: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
-	51, // 28: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
-	51, // 29: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
-	49, // 30: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
-	40, // 31: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
-	12, // 32: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
-	30, // 33: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
-	30, // 34: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
-	32, // 35: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
-	33, // 36: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	40, // 37: skerry.raftlog.v1.MintToken.token:type_name -> skerry.raftlog.v1.Token
-	51, // 38: skerry.raftlog.v1.PruneTokens.before:type_name -> google.protobuf.Timestamp
-	35, // 39: skerry.raftlog.v1.ScheduleRunner.drain:type_name -> skerry.raftlog.v1.Drain
-	37, // 40: skerry.raftlog.v1.CreateTimer.timer:type_name -> skerry.raftlog.v1.Timer
-	28, // 41: skerry.raftlog.v1.RecordEnds.ends:type_name -> skerry.raftlog.v1.End
-	30, // 42: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
-	51, // 43: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
-	51, // 44: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
-	51, // 45: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
-	51, // 46: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
-	51, // 47: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
-	51, // 48: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
-	51, // 49: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
-	51, // 50: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
-	50, // 51: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
-	51, // 52: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
-	35, // 53: skerry.raftlog.v1.Runner.drain:type_name -> skerry.raftlog.v1.Drain
-	51, // 54: skerry.raftlog.v1.Drain.started:type_name -> google.protobuf.Timestamp
-	51, // 55: skerry.raftlog.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
-	51, // 56: skerry.raftlog.v1.Drain.ended:type_name -> google.protobuf.Timestamp
-	51, // 57: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
-	51, // 58: skerry.raftlog.v1.Agent.archived:type_name -> google.protobuf.Timestamp
-	51, // 59: skerry.raftlog.v1.Timer.due:type_name -> google.protobuf.Timestamp
-	51, // 60: skerry.raftlog.v1.Timer.created:type_name -> google.protobuf.Timestamp
-	51, // 61: skerry.raftlog.v1.InboxEntry.time:type_name -> google.protobuf.Timestamp
-	51, // 62: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
-	51, // 63: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	51, // 64: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
-	12, // 65: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
-	51, // 66: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	51, // 67: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
-	45, // 68: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
-	34, // 69: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
-	40, // 70: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
-	41, // 71: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
-	48, // 72: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
-	46, // 73: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
-	4,  // 74: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
-	33, // 75: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	31, // 76: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
-	32, // 77: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
-	36, // 78: skerry.raftlog.v1.Answer.agent:type_name -> skerry.raftlog.v1.Agent
-	37, // 79: skerry.raftlog.v1.Answer.timer:type_name -> skerry.raftlog.v1.Timer
-	44, // 80: skerry.raftlog.v1.Answer.counted:type_name -> skerry.raftlog.v1.Counted
-	48, // 81: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
-	34, // 82: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
-	36, // 83: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
-	40, // 84: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
-	41, // 85: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
-	42, // 86: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
-	4,  // 87: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
-	33, // 88: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
-	31, // 89: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
-	32, // 90: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
-	37, // 91: skerry.raftlog.v1.SnapshotRecord.timer:type_name -> skerry.raftlog.v1.Timer
-	38, // 92: skerry.raftlog.v1.SnapshotRecord.inbox:type_name -> skerry.raftlog.v1.Inbox
-	39, // 93: skerry.raftlog.v1.SnapshotRecord.inbox_entry:type_name -> skerry.raftlog.v1.InboxEntry
-	94, // [94:94] is the sub-list for method output_type
-	94, // [94:94] is the sub-list for method input_type
-	94, // [94:94] is the sub-list for extension type_name
-	94, // [94:94] is the sub-list for extension extendee
-	0,  // [0:94] is the sub-list for field type_name
+	66,  // 0: skerry.raftlog.v1.Command.time:type_name -> google.protobuf.Timestamp
+	5,   // 1: skerry.raftlog.v1.Command.init_cluster:type_name -> skerry.raftlog.v1.InitCluster
+	6,   // 2: skerry.raftlog.v1.Command.register_runner:type_name -> skerry.raftlog.v1.RegisterRunner
+	7,   // 3: skerry.raftlog.v1.Command.set_runner_state:type_name -> skerry.raftlog.v1.SetRunnerState
+	8,   // 4: skerry.raftlog.v1.Command.create_token:type_name -> skerry.raftlog.v1.CreateToken
+	9,   // 5: skerry.raftlog.v1.Command.revoke_token:type_name -> skerry.raftlog.v1.RevokeToken
+	10,  // 6: skerry.raftlog.v1.Command.assign_workspace:type_name -> skerry.raftlog.v1.AssignWorkspace
+	11,  // 7: skerry.raftlog.v1.Command.update_heads:type_name -> skerry.raftlog.v1.UpdateHeads
+	1,   // 8: skerry.raftlog.v1.Command.put_member:type_name -> skerry.raftlog.v1.PutMember
+	2,   // 9: skerry.raftlog.v1.Command.remove_member:type_name -> skerry.raftlog.v1.RemoveMember
+	3,   // 10: skerry.raftlog.v1.Command.raise_version:type_name -> skerry.raftlog.v1.RaiseVersion
+	18,  // 11: skerry.raftlog.v1.Command.deny_member:type_name -> skerry.raftlog.v1.DenyMember
+	13,  // 12: skerry.raftlog.v1.Command.init_authority:type_name -> skerry.raftlog.v1.InitAuthority
+	14,  // 13: skerry.raftlog.v1.Command.advance_authority:type_name -> skerry.raftlog.v1.AdvanceAuthority
+	15,  // 14: skerry.raftlog.v1.Command.create_join_token:type_name -> skerry.raftlog.v1.CreateJoinToken
+	16,  // 15: skerry.raftlog.v1.Command.revoke_join_token:type_name -> skerry.raftlog.v1.RevokeJoinToken
+	17,  // 16: skerry.raftlog.v1.Command.issue_certificate:type_name -> skerry.raftlog.v1.IssueCertificate
+	19,  // 17: skerry.raftlog.v1.Command.mint_token:type_name -> skerry.raftlog.v1.MintToken
+	20,  // 18: skerry.raftlog.v1.Command.prune_tokens:type_name -> skerry.raftlog.v1.PruneTokens
+	21,  // 19: skerry.raftlog.v1.Command.archive_agent:type_name -> skerry.raftlog.v1.ArchiveAgent
+	22,  // 20: skerry.raftlog.v1.Command.schedule_runner:type_name -> skerry.raftlog.v1.ScheduleRunner
+	23,  // 21: skerry.raftlog.v1.Command.remove_runner:type_name -> skerry.raftlog.v1.RemoveRunner
+	24,  // 22: skerry.raftlog.v1.Command.create_timer:type_name -> skerry.raftlog.v1.CreateTimer
+	25,  // 23: skerry.raftlog.v1.Command.cancel_timer:type_name -> skerry.raftlog.v1.CancelTimer
+	26,  // 24: skerry.raftlog.v1.Command.fire_timers:type_name -> skerry.raftlog.v1.FireTimers
+	27,  // 25: skerry.raftlog.v1.Command.record_ends:type_name -> skerry.raftlog.v1.RecordEnds
+	29,  // 26: skerry.raftlog.v1.Command.ack_inbox:type_name -> skerry.raftlog.v1.AckInbox
+	30,  // 27: skerry.raftlog.v1.Command.create_transfer:type_name -> skerry.raftlog.v1.CreateTransfer
+	31,  // 28: skerry.raftlog.v1.Command.update_transfer:type_name -> skerry.raftlog.v1.UpdateTransfer
+	32,  // 29: skerry.raftlog.v1.Command.cancel_transfer:type_name -> skerry.raftlog.v1.CancelTransfer
+	33,  // 30: skerry.raftlog.v1.Command.add_grant_key:type_name -> skerry.raftlog.v1.AddGrantKey
+	34,  // 31: skerry.raftlog.v1.Command.set_replication:type_name -> skerry.raftlog.v1.SetReplication
+	35,  // 32: skerry.raftlog.v1.Command.set_replica:type_name -> skerry.raftlog.v1.SetReplica
+	36,  // 33: skerry.raftlog.v1.Command.reassign_workspace:type_name -> skerry.raftlog.v1.ReassignWorkspace
+	37,  // 34: skerry.raftlog.v1.Command.end_restore:type_name -> skerry.raftlog.v1.EndRestore
+	38,  // 35: skerry.raftlog.v1.Command.update_branches:type_name -> skerry.raftlog.v1.UpdateBranches
+	4,   // 36: skerry.raftlog.v1.PutMember.member:type_name -> skerry.raftlog.v1.Member
+	66,  // 37: skerry.raftlog.v1.Member.changed:type_name -> google.protobuf.Timestamp
+	66,  // 38: skerry.raftlog.v1.Member.removed:type_name -> google.protobuf.Timestamp
+	64,  // 39: skerry.raftlog.v1.RegisterRunner.labels:type_name -> skerry.raftlog.v1.RegisterRunner.LabelsEntry
+	49,  // 40: skerry.raftlog.v1.CreateToken.token:type_name -> skerry.raftlog.v1.Token
+	12,  // 41: skerry.raftlog.v1.UpdateHeads.heads:type_name -> skerry.raftlog.v1.Head
+	39,  // 42: skerry.raftlog.v1.InitAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	39,  // 43: skerry.raftlog.v1.AdvanceAuthority.key:type_name -> skerry.raftlog.v1.AuthorityKey
+	41,  // 44: skerry.raftlog.v1.CreateJoinToken.token:type_name -> skerry.raftlog.v1.JoinToken
+	42,  // 45: skerry.raftlog.v1.IssueCertificate.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	49,  // 46: skerry.raftlog.v1.MintToken.token:type_name -> skerry.raftlog.v1.Token
+	66,  // 47: skerry.raftlog.v1.PruneTokens.before:type_name -> google.protobuf.Timestamp
+	44,  // 48: skerry.raftlog.v1.ScheduleRunner.drain:type_name -> skerry.raftlog.v1.Drain
+	46,  // 49: skerry.raftlog.v1.CreateTimer.timer:type_name -> skerry.raftlog.v1.Timer
+	28,  // 50: skerry.raftlog.v1.RecordEnds.ends:type_name -> skerry.raftlog.v1.End
+	54,  // 51: skerry.raftlog.v1.CreateTransfer.transfer:type_name -> skerry.raftlog.v1.Transfer
+	56,  // 52: skerry.raftlog.v1.UpdateTransfer.counts:type_name -> skerry.raftlog.v1.Counts
+	53,  // 53: skerry.raftlog.v1.AddGrantKey.key:type_name -> skerry.raftlog.v1.GrantKey
+	51,  // 54: skerry.raftlog.v1.SetReplica.replica:type_name -> skerry.raftlog.v1.Replica
+	12,  // 55: skerry.raftlog.v1.EndRestore.head:type_name -> skerry.raftlog.v1.Head
+	12,  // 56: skerry.raftlog.v1.UpdateBranches.heads:type_name -> skerry.raftlog.v1.Head
+	39,  // 57: skerry.raftlog.v1.Authority.keys:type_name -> skerry.raftlog.v1.AuthorityKey
+	66,  // 58: skerry.raftlog.v1.Authority.changed:type_name -> google.protobuf.Timestamp
+	66,  // 59: skerry.raftlog.v1.JoinToken.created:type_name -> google.protobuf.Timestamp
+	66,  // 60: skerry.raftlog.v1.JoinToken.expires:type_name -> google.protobuf.Timestamp
+	66,  // 61: skerry.raftlog.v1.JoinToken.revoked:type_name -> google.protobuf.Timestamp
+	66,  // 62: skerry.raftlog.v1.JoinToken.used:type_name -> google.protobuf.Timestamp
+	66,  // 63: skerry.raftlog.v1.CertificateHolder.issued:type_name -> google.protobuf.Timestamp
+	66,  // 64: skerry.raftlog.v1.CertificateHolder.expires:type_name -> google.protobuf.Timestamp
+	66,  // 65: skerry.raftlog.v1.CertificateHolder.denied:type_name -> google.protobuf.Timestamp
+	65,  // 66: skerry.raftlog.v1.Runner.labels:type_name -> skerry.raftlog.v1.Runner.LabelsEntry
+	66,  // 67: skerry.raftlog.v1.Runner.changed:type_name -> google.protobuf.Timestamp
+	44,  // 68: skerry.raftlog.v1.Runner.drain:type_name -> skerry.raftlog.v1.Drain
+	66,  // 69: skerry.raftlog.v1.Drain.started:type_name -> google.protobuf.Timestamp
+	66,  // 70: skerry.raftlog.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
+	66,  // 71: skerry.raftlog.v1.Drain.ended:type_name -> google.protobuf.Timestamp
+	66,  // 72: skerry.raftlog.v1.Agent.created:type_name -> google.protobuf.Timestamp
+	66,  // 73: skerry.raftlog.v1.Agent.archived:type_name -> google.protobuf.Timestamp
+	66,  // 74: skerry.raftlog.v1.Timer.due:type_name -> google.protobuf.Timestamp
+	66,  // 75: skerry.raftlog.v1.Timer.created:type_name -> google.protobuf.Timestamp
+	66,  // 76: skerry.raftlog.v1.InboxEntry.time:type_name -> google.protobuf.Timestamp
+	66,  // 77: skerry.raftlog.v1.Token.created:type_name -> google.protobuf.Timestamp
+	66,  // 78: skerry.raftlog.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	66,  // 79: skerry.raftlog.v1.Token.revoked:type_name -> google.protobuf.Timestamp
+	12,  // 80: skerry.raftlog.v1.Workspace.head:type_name -> skerry.raftlog.v1.Head
+	66,  // 81: skerry.raftlog.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	51,  // 82: skerry.raftlog.v1.Workspace.replica:type_name -> skerry.raftlog.v1.Replica
+	51,  // 83: skerry.raftlog.v1.Workspace.restore:type_name -> skerry.raftlog.v1.Replica
+	66,  // 84: skerry.raftlog.v1.Replica.time:type_name -> google.protobuf.Timestamp
+	66,  // 85: skerry.raftlog.v1.Branch.created:type_name -> google.protobuf.Timestamp
+	66,  // 86: skerry.raftlog.v1.GrantKey.created:type_name -> google.protobuf.Timestamp
+	55,  // 87: skerry.raftlog.v1.Transfer.mappings:type_name -> skerry.raftlog.v1.Mapping
+	56,  // 88: skerry.raftlog.v1.Transfer.counts:type_name -> skerry.raftlog.v1.Counts
+	66,  // 89: skerry.raftlog.v1.Transfer.created:type_name -> google.protobuf.Timestamp
+	66,  // 90: skerry.raftlog.v1.Transfer.started:type_name -> google.protobuf.Timestamp
+	66,  // 91: skerry.raftlog.v1.Transfer.ended:type_name -> google.protobuf.Timestamp
+	66,  // 92: skerry.raftlog.v1.Applied.time:type_name -> google.protobuf.Timestamp
+	60,  // 93: skerry.raftlog.v1.Answer.failure:type_name -> skerry.raftlog.v1.Failure
+	43,  // 94: skerry.raftlog.v1.Answer.runner:type_name -> skerry.raftlog.v1.Runner
+	49,  // 95: skerry.raftlog.v1.Answer.token:type_name -> skerry.raftlog.v1.Token
+	50,  // 96: skerry.raftlog.v1.Answer.workspace:type_name -> skerry.raftlog.v1.Workspace
+	63,  // 97: skerry.raftlog.v1.Answer.cluster:type_name -> skerry.raftlog.v1.SnapshotHeader
+	61,  // 98: skerry.raftlog.v1.Answer.heads:type_name -> skerry.raftlog.v1.HeadsUpdated
+	4,   // 99: skerry.raftlog.v1.Answer.member:type_name -> skerry.raftlog.v1.Member
+	42,  // 100: skerry.raftlog.v1.Answer.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	40,  // 101: skerry.raftlog.v1.Answer.authority:type_name -> skerry.raftlog.v1.Authority
+	41,  // 102: skerry.raftlog.v1.Answer.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	45,  // 103: skerry.raftlog.v1.Answer.agent:type_name -> skerry.raftlog.v1.Agent
+	46,  // 104: skerry.raftlog.v1.Answer.timer:type_name -> skerry.raftlog.v1.Timer
+	59,  // 105: skerry.raftlog.v1.Answer.counted:type_name -> skerry.raftlog.v1.Counted
+	54,  // 106: skerry.raftlog.v1.Answer.transfer:type_name -> skerry.raftlog.v1.Transfer
+	52,  // 107: skerry.raftlog.v1.Answer.branch:type_name -> skerry.raftlog.v1.Branch
+	63,  // 108: skerry.raftlog.v1.SnapshotRecord.header:type_name -> skerry.raftlog.v1.SnapshotHeader
+	43,  // 109: skerry.raftlog.v1.SnapshotRecord.runner:type_name -> skerry.raftlog.v1.Runner
+	45,  // 110: skerry.raftlog.v1.SnapshotRecord.agent:type_name -> skerry.raftlog.v1.Agent
+	49,  // 111: skerry.raftlog.v1.SnapshotRecord.token:type_name -> skerry.raftlog.v1.Token
+	50,  // 112: skerry.raftlog.v1.SnapshotRecord.workspace:type_name -> skerry.raftlog.v1.Workspace
+	57,  // 113: skerry.raftlog.v1.SnapshotRecord.applied:type_name -> skerry.raftlog.v1.Applied
+	4,   // 114: skerry.raftlog.v1.SnapshotRecord.member:type_name -> skerry.raftlog.v1.Member
+	42,  // 115: skerry.raftlog.v1.SnapshotRecord.holder:type_name -> skerry.raftlog.v1.CertificateHolder
+	40,  // 116: skerry.raftlog.v1.SnapshotRecord.authority:type_name -> skerry.raftlog.v1.Authority
+	41,  // 117: skerry.raftlog.v1.SnapshotRecord.join_token:type_name -> skerry.raftlog.v1.JoinToken
+	46,  // 118: skerry.raftlog.v1.SnapshotRecord.timer:type_name -> skerry.raftlog.v1.Timer
+	47,  // 119: skerry.raftlog.v1.SnapshotRecord.inbox:type_name -> skerry.raftlog.v1.Inbox
+	48,  // 120: skerry.raftlog.v1.SnapshotRecord.inbox_entry:type_name -> skerry.raftlog.v1.InboxEntry
+	54,  // 121: skerry.raftlog.v1.SnapshotRecord.transfer:type_name -> skerry.raftlog.v1.Transfer
+	52,  // 122: skerry.raftlog.v1.SnapshotRecord.branch:type_name -> skerry.raftlog.v1.Branch
+	53,  // 123: skerry.raftlog.v1.SnapshotHeader.grant_keys:type_name -> skerry.raftlog.v1.GrantKey
+	124, // [124:124] is the sub-list for method output_type
+	124, // [124:124] is the sub-list for method input_type
+	124, // [124:124] is the sub-list for extension type_name
+	124, // [124:124] is the sub-list for extension extendee
+	0,   // [0:124] is the sub-list for field type_name
 }
 
 func init() { file_skerry_raftlog_v1_raftlog_proto_init() }
@@ -4684,8 +6321,17 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Command_FireTimers)(nil),
 		(*Command_RecordEnds)(nil),
 		(*Command_AckInbox)(nil),
+		(*Command_CreateTransfer)(nil),
+		(*Command_UpdateTransfer)(nil),
+		(*Command_CancelTransfer)(nil),
+		(*Command_AddGrantKey)(nil),
+		(*Command_SetReplication)(nil),
+		(*Command_SetReplica)(nil),
+		(*Command_ReassignWorkspace)(nil),
+		(*Command_EndRestore)(nil),
+		(*Command_UpdateBranches)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[43].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[58].OneofWrappers = []any{
 		(*Answer_Failure)(nil),
 		(*Answer_Runner)(nil),
 		(*Answer_Token)(nil),
@@ -4699,8 +6345,10 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*Answer_Agent)(nil),
 		(*Answer_Timer)(nil),
 		(*Answer_Counted)(nil),
+		(*Answer_Transfer)(nil),
+		(*Answer_Branch)(nil),
 	}
-	file_skerry_raftlog_v1_raftlog_proto_msgTypes[47].OneofWrappers = []any{
+	file_skerry_raftlog_v1_raftlog_proto_msgTypes[62].OneofWrappers = []any{
 		(*SnapshotRecord_Header)(nil),
 		(*SnapshotRecord_Runner)(nil),
 		(*SnapshotRecord_Agent)(nil),
@@ -4714,6 +6362,8 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 		(*SnapshotRecord_Timer)(nil),
 		(*SnapshotRecord_Inbox)(nil),
 		(*SnapshotRecord_InboxEntry)(nil),
+		(*SnapshotRecord_Transfer)(nil),
+		(*SnapshotRecord_Branch)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4721,7 +6371,7 @@ func file_skerry_raftlog_v1_raftlog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_raftlog_v1_raftlog_proto_rawDesc), len(file_skerry_raftlog_v1_raftlog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   51,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -47,6 +47,15 @@ const (
 	// WorkspaceServiceRestoreWorkspaceProcedure is the fully-qualified name of the WorkspaceService's
 	// RestoreWorkspace RPC.
 	WorkspaceServiceRestoreWorkspaceProcedure = "/skerry.v1.WorkspaceService/RestoreWorkspace"
+	// WorkspaceServiceListBranchesProcedure is the fully-qualified name of the WorkspaceService's
+	// ListBranches RPC.
+	WorkspaceServiceListBranchesProcedure = "/skerry.v1.WorkspaceService/ListBranches"
+	// WorkspaceServiceSetReplicationProcedure is the fully-qualified name of the WorkspaceService's
+	// SetReplication RPC.
+	WorkspaceServiceSetReplicationProcedure = "/skerry.v1.WorkspaceService/SetReplication"
+	// WorkspaceServiceReassignWorkspaceProcedure is the fully-qualified name of the WorkspaceService's
+	// ReassignWorkspace RPC.
+	WorkspaceServiceReassignWorkspaceProcedure = "/skerry.v1.WorkspaceService/ReassignWorkspace"
 )
 
 // WorkspaceServiceClient is a client for the skerry.v1.WorkspaceService service.
@@ -62,6 +71,14 @@ type WorkspaceServiceClient interface {
 	// RestoreWorkspace makes the directory, or one path in it, what an earlier
 	// snapshot has, and commits that. It waits at most 10 s for what runs there.
 	RestoreWorkspace(context.Context, *connect.Request[v1.RestoreWorkspaceRequest]) (*connect.Response[v1.RestoreWorkspaceResponse], error)
+	// ListBranches lists the states of the agent's workspaces that runners kept
+	// when the workspace went on elsewhere.
+	ListBranches(context.Context, *connect.Request[v1.ListBranchesRequest]) (*connect.Response[v1.ListBranchesResponse], error)
+	// SetReplication says when the head of a workspace is copied to another runner.
+	SetReplication(context.Context, *connect.Request[v1.SetReplicationRequest]) (*connect.Response[v1.SetReplicationResponse], error)
+	// ReassignWorkspace gives a workspace to another runner, which goes on from
+	// the last replica under a higher epoch. Only an admin may.
+	ReassignWorkspace(context.Context, *connect.Request[v1.ReassignWorkspaceRequest]) (*connect.Response[v1.ReassignWorkspaceResponse], error)
 }
 
 // NewWorkspaceServiceClient constructs a client for the skerry.v1.WorkspaceService service. By
@@ -105,16 +122,37 @@ func NewWorkspaceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(workspaceServiceMethods.ByName("RestoreWorkspace")),
 			connect.WithClientOptions(opts...),
 		),
+		listBranches: connect.NewClient[v1.ListBranchesRequest, v1.ListBranchesResponse](
+			httpClient,
+			baseURL+WorkspaceServiceListBranchesProcedure,
+			connect.WithSchema(workspaceServiceMethods.ByName("ListBranches")),
+			connect.WithClientOptions(opts...),
+		),
+		setReplication: connect.NewClient[v1.SetReplicationRequest, v1.SetReplicationResponse](
+			httpClient,
+			baseURL+WorkspaceServiceSetReplicationProcedure,
+			connect.WithSchema(workspaceServiceMethods.ByName("SetReplication")),
+			connect.WithClientOptions(opts...),
+		),
+		reassignWorkspace: connect.NewClient[v1.ReassignWorkspaceRequest, v1.ReassignWorkspaceResponse](
+			httpClient,
+			baseURL+WorkspaceServiceReassignWorkspaceProcedure,
+			connect.WithSchema(workspaceServiceMethods.ByName("ReassignWorkspace")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // workspaceServiceClient implements WorkspaceServiceClient.
 type workspaceServiceClient struct {
-	listWorkspaces   *connect.Client[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse]
-	diff             *connect.Client[v1.DiffRequest, v1.DiffResponse]
-	history          *connect.Client[v1.HistoryRequest, v1.HistoryResponse]
-	repairWorkspace  *connect.Client[v1.RepairWorkspaceRequest, v1.RepairWorkspaceResponse]
-	restoreWorkspace *connect.Client[v1.RestoreWorkspaceRequest, v1.RestoreWorkspaceResponse]
+	listWorkspaces    *connect.Client[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse]
+	diff              *connect.Client[v1.DiffRequest, v1.DiffResponse]
+	history           *connect.Client[v1.HistoryRequest, v1.HistoryResponse]
+	repairWorkspace   *connect.Client[v1.RepairWorkspaceRequest, v1.RepairWorkspaceResponse]
+	restoreWorkspace  *connect.Client[v1.RestoreWorkspaceRequest, v1.RestoreWorkspaceResponse]
+	listBranches      *connect.Client[v1.ListBranchesRequest, v1.ListBranchesResponse]
+	setReplication    *connect.Client[v1.SetReplicationRequest, v1.SetReplicationResponse]
+	reassignWorkspace *connect.Client[v1.ReassignWorkspaceRequest, v1.ReassignWorkspaceResponse]
 }
 
 // ListWorkspaces calls skerry.v1.WorkspaceService.ListWorkspaces.
@@ -142,6 +180,21 @@ func (c *workspaceServiceClient) RestoreWorkspace(ctx context.Context, req *conn
 	return c.restoreWorkspace.CallUnary(ctx, req)
 }
 
+// ListBranches calls skerry.v1.WorkspaceService.ListBranches.
+func (c *workspaceServiceClient) ListBranches(ctx context.Context, req *connect.Request[v1.ListBranchesRequest]) (*connect.Response[v1.ListBranchesResponse], error) {
+	return c.listBranches.CallUnary(ctx, req)
+}
+
+// SetReplication calls skerry.v1.WorkspaceService.SetReplication.
+func (c *workspaceServiceClient) SetReplication(ctx context.Context, req *connect.Request[v1.SetReplicationRequest]) (*connect.Response[v1.SetReplicationResponse], error) {
+	return c.setReplication.CallUnary(ctx, req)
+}
+
+// ReassignWorkspace calls skerry.v1.WorkspaceService.ReassignWorkspace.
+func (c *workspaceServiceClient) ReassignWorkspace(ctx context.Context, req *connect.Request[v1.ReassignWorkspaceRequest]) (*connect.Response[v1.ReassignWorkspaceResponse], error) {
+	return c.reassignWorkspace.CallUnary(ctx, req)
+}
+
 // WorkspaceServiceHandler is an implementation of the skerry.v1.WorkspaceService service.
 type WorkspaceServiceHandler interface {
 	ListWorkspaces(context.Context, *connect.Request[v1.ListWorkspacesRequest]) (*connect.Response[v1.ListWorkspacesResponse], error)
@@ -155,6 +208,14 @@ type WorkspaceServiceHandler interface {
 	// RestoreWorkspace makes the directory, or one path in it, what an earlier
 	// snapshot has, and commits that. It waits at most 10 s for what runs there.
 	RestoreWorkspace(context.Context, *connect.Request[v1.RestoreWorkspaceRequest]) (*connect.Response[v1.RestoreWorkspaceResponse], error)
+	// ListBranches lists the states of the agent's workspaces that runners kept
+	// when the workspace went on elsewhere.
+	ListBranches(context.Context, *connect.Request[v1.ListBranchesRequest]) (*connect.Response[v1.ListBranchesResponse], error)
+	// SetReplication says when the head of a workspace is copied to another runner.
+	SetReplication(context.Context, *connect.Request[v1.SetReplicationRequest]) (*connect.Response[v1.SetReplicationResponse], error)
+	// ReassignWorkspace gives a workspace to another runner, which goes on from
+	// the last replica under a higher epoch. Only an admin may.
+	ReassignWorkspace(context.Context, *connect.Request[v1.ReassignWorkspaceRequest]) (*connect.Response[v1.ReassignWorkspaceResponse], error)
 }
 
 // NewWorkspaceServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -194,6 +255,24 @@ func NewWorkspaceServiceHandler(svc WorkspaceServiceHandler, opts ...connect.Han
 		connect.WithSchema(workspaceServiceMethods.ByName("RestoreWorkspace")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workspaceServiceListBranchesHandler := connect.NewUnaryHandler(
+		WorkspaceServiceListBranchesProcedure,
+		svc.ListBranches,
+		connect.WithSchema(workspaceServiceMethods.ByName("ListBranches")),
+		connect.WithHandlerOptions(opts...),
+	)
+	workspaceServiceSetReplicationHandler := connect.NewUnaryHandler(
+		WorkspaceServiceSetReplicationProcedure,
+		svc.SetReplication,
+		connect.WithSchema(workspaceServiceMethods.ByName("SetReplication")),
+		connect.WithHandlerOptions(opts...),
+	)
+	workspaceServiceReassignWorkspaceHandler := connect.NewUnaryHandler(
+		WorkspaceServiceReassignWorkspaceProcedure,
+		svc.ReassignWorkspace,
+		connect.WithSchema(workspaceServiceMethods.ByName("ReassignWorkspace")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skerry.v1.WorkspaceService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case WorkspaceServiceListWorkspacesProcedure:
@@ -206,6 +285,12 @@ func NewWorkspaceServiceHandler(svc WorkspaceServiceHandler, opts ...connect.Han
 			workspaceServiceRepairWorkspaceHandler.ServeHTTP(w, r)
 		case WorkspaceServiceRestoreWorkspaceProcedure:
 			workspaceServiceRestoreWorkspaceHandler.ServeHTTP(w, r)
+		case WorkspaceServiceListBranchesProcedure:
+			workspaceServiceListBranchesHandler.ServeHTTP(w, r)
+		case WorkspaceServiceSetReplicationProcedure:
+			workspaceServiceSetReplicationHandler.ServeHTTP(w, r)
+		case WorkspaceServiceReassignWorkspaceProcedure:
+			workspaceServiceReassignWorkspaceHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -233,4 +318,16 @@ func (UnimplementedWorkspaceServiceHandler) RepairWorkspace(context.Context, *co
 
 func (UnimplementedWorkspaceServiceHandler) RestoreWorkspace(context.Context, *connect.Request[v1.RestoreWorkspaceRequest]) (*connect.Response[v1.RestoreWorkspaceResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.WorkspaceService.RestoreWorkspace is not implemented"))
+}
+
+func (UnimplementedWorkspaceServiceHandler) ListBranches(context.Context, *connect.Request[v1.ListBranchesRequest]) (*connect.Response[v1.ListBranchesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.WorkspaceService.ListBranches is not implemented"))
+}
+
+func (UnimplementedWorkspaceServiceHandler) SetReplication(context.Context, *connect.Request[v1.SetReplicationRequest]) (*connect.Response[v1.SetReplicationResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.WorkspaceService.SetReplication is not implemented"))
+}
+
+func (UnimplementedWorkspaceServiceHandler) ReassignWorkspace(context.Context, *connect.Request[v1.ReassignWorkspaceRequest]) (*connect.Response[v1.ReassignWorkspaceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.WorkspaceService.ReassignWorkspace is not implemented"))
 }
