@@ -109,7 +109,8 @@ func TestRunnerJoinsAndLinksByItsCertificate(t *testing.T) {
 	}
 }
 
-// A runner's certificate is no token: it opens links and renews itself, no more.
+// A runner's certificate is no token: it opens links, reads from other runners
+// with a grant and renews itself, no more.
 func TestCertificateOfARunnerMakesNoOtherCalls(t *testing.T) {
 	k := secured(t)
 	id := k.join("r1")

@@ -109,13 +109,13 @@ var matrix = map[string]cell{
 	"TransferService/StartTransfer":          {body: `{"source":"$WS","target":"$WS","mappings":[{"source":"a","target":"b"}]}`, want: problem.NotFound},
 	"WorkspaceService/ListBranches":          {body: `{"workspace":"$WS"}`, want: problem.NotFound},
 	"WorkspaceService/ReassignWorkspace":     {body: `{"workspace":"$WS"}`, want: problem.PermissionDenied},
-	"WorkspaceService/SetReplication":        {body: `{"workspace":"$WS","policy":"none"}`, want: problem.NotFound,
+	"WorkspaceService/SetReplication": {body: `{"workspace":"$WS","policy":"none"}`, want: problem.NotFound,
 		named: `{"workspace":"$NEAR","policy":"on_commit","target":"$RUNNER"}`},
-	"WorkspaceService/Diff":                  {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"WorkspaceService/History":               {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"WorkspaceService/ListWorkspaces":        {body: `{"descendants":true}`},
-	"WorkspaceService/RepairWorkspace":       {body: byWorkspace, want: problem.NotFound, named: onRunner},
-	"WorkspaceService/RestoreWorkspace":      {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"WorkspaceService/Diff":             {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"WorkspaceService/History":          {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"WorkspaceService/ListWorkspaces":   {body: `{"descendants":true}`},
+	"WorkspaceService/RepairWorkspace":  {body: byWorkspace, want: problem.NotFound, named: onRunner},
+	"WorkspaceService/RestoreWorkspace": {body: byWorkspace, want: problem.NotFound, named: onRunner},
 }
 
 // estate is what annabel has: on the runner "far", and on "near" too.

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -208,6 +209,10 @@ func (c *Coordinator) awaitTransfer(ctx context.Context, id string, wait time.Du
 // addFiles asks the target for the files' outcomes, and while the transfer goes
 // on for its counts.
 func (c *Coordinator) addFiles(ctx context.Context, t *raftlogv1.Transfer, ask *skerryv1.ListTransferFilesRequest, out *skerryv1.GetTransferResponse) {
+	if t.GetStarted() == nil && skerryv1.TransferEnded(t.GetState()) {
+		out.Files = neverBegun(t, ask)
+		return
+	}
 	if t.GetStarted() == nil {
 		out.FilesUnavailable = "the target has not begun; files are listed when it has"
 		return
@@ -232,6 +237,23 @@ func (c *Coordinator) addFiles(ctx context.Context, t *raftlogv1.Transfer, ask *
 		out.Transfer.Counts, out.Transfer.Bytes, out.Transfer.BytesCompleted = status.GetCounts(), status.GetBytes(), status.GetBytesCompleted()
 		out.Transfer.Problem, out.Transfer.Route = status.GetProblem(), status.GetRoute()
 	}
+}
+
+// neverBegun are the files of a transfer that ended before its target knew of
+// it: its mappings.
+func neverBegun(t *raftlogv1.Transfer, ask *skerryv1.ListTransferFilesRequest) []*skerryv1.TransferFile {
+	if ask.GetAfter() > 0 || (ask.GetState() != "" && ask.GetState() != t.GetState()) {
+		return nil
+	}
+	var out []*skerryv1.TransferFile
+	for _, m := range t.GetMappings() {
+		f := &skerryv1.TransferFile{Path: strings.ToValidUTF8(m.GetTarget(), "\uFFFD"), State: t.GetState()}
+		if t.GetReason() != "" {
+			f.Problem = &skerryv1.TransferProblem{Reason: t.GetReason(), Message: t.GetMessage()}
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
 // ListTransfers implements TransferServiceHandler.

@@ -34,6 +34,7 @@ type clients struct {
 	agents     skerryv1connect.AgentServiceClient
 	timers     skerryv1connect.TimerServiceClient
 	inbox      skerryv1connect.InboxServiceClient
+	transfers  skerryv1connect.TransferServiceClient
 }
 
 func (a *app) contextPath() (string, error) {
@@ -125,6 +126,7 @@ func (a *app) clients() (*clients, error) {
 		agents:     skerryv1connect.NewAgentServiceClient(doer, base, options...),
 		timers:     skerryv1connect.NewTimerServiceClient(doer, base, options...),
 		inbox:      skerryv1connect.NewInboxServiceClient(doer, base, options...),
+		transfers:  skerryv1connect.NewTransferServiceClient(doer, base, options...),
 	}, nil
 }
 

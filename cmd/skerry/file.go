@@ -19,10 +19,14 @@ import (
 const uploadChunk = 256 << 10
 
 func (a *app) fileCommand() *cobra.Command {
-	var runner string
-	selector := func() *skerryv1.WorkspaceSelector { return &skerryv1.WorkspaceSelector{Runner: runner} }
+	var runner, id, branch string
+	selector := func() *skerryv1.WorkspaceSelector {
+		return &skerryv1.WorkspaceSelector{Runner: runner, Id: id, Branch: branch}
+	}
 	c := &cobra.Command{Use: "file", Short: "List, read and write workspace files", Example: "  skerry file put data.csv input/data.csv"}
 	c.PersistentFlags().StringVar(&runner, "runner", "", "the workspace on this runner (default: the one that the agent uses)")
+	c.PersistentFlags().StringVar(&id, "workspace", "", "the workspace with this id")
+	c.PersistentFlags().StringVar(&branch, "branch", "", "this branch of a workspace, for reading")
 	c.AddCommand(a.fileList(selector), a.fileCat(selector), a.filePut(selector), a.fileGet(selector), a.fileRemove(selector), a.fileHistory(selector))
 	return group(c)
 }

@@ -33,7 +33,7 @@ func (a *app) serveMCP(ctx context.Context) error {
 		return err
 	}
 	logger := slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	server := mcp.NewServer(mcp.Clients{Starter: c.executions, Executions: c.executions, Files: c.files, Timers: c.timers},
+	server := mcp.NewServer(mcp.Clients{Starter: c.executions, Executions: c.executions, Files: c.files, Timers: c.timers, Transfers: c.transfers},
 		mcp.Config{Version: version, Secrets: []string{saved.Token}, Logger: logger})
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx, mcp.Stdio(a.stdin, a.stdout)) }()

@@ -11,12 +11,16 @@ import (
 )
 
 func (a *app) workspaceCommand() *cobra.Command {
-	var runner, id string
-	of := func() *skerryv1.WorkspaceSelector { return &skerryv1.WorkspaceSelector{Runner: runner, Id: id} }
+	var runner, id, branch string
+	of := func() *skerryv1.WorkspaceSelector {
+		return &skerryv1.WorkspaceSelector{Runner: runner, Id: id, Branch: branch}
+	}
 	c := &cobra.Command{Use: "workspace", Short: "Show workspaces, their history and what changed", Example: "  skerry workspace history"}
 	c.PersistentFlags().StringVar(&runner, "runner", "", "the workspace on this runner (default: the one that the agent uses)")
 	c.PersistentFlags().StringVar(&id, "workspace", "", "the workspace with this id")
-	c.AddCommand(a.workspaceList(), a.workspaceHistory(of), a.workspaceDiff(of), a.workspaceRestore(of), a.workspaceRepair(of))
+	c.PersistentFlags().StringVar(&branch, "branch", "", "this branch of a workspace, for reading")
+	c.AddCommand(a.workspaceList(), a.workspaceHistory(of), a.workspaceDiff(of), a.workspaceRestore(of), a.workspaceRepair(of),
+		a.workspaceReplicate(), a.workspaceReassign(), a.workspaceBranches())
 	return group(c)
 }
 

@@ -31,6 +31,7 @@ type fake struct {
 	listTimers  func(*skerryv1.ListTimersRequest) (*skerryv1.ListTimersResponse, error)
 	cancelTimer func(*skerryv1.CancelTimerRequest) (*skerryv1.Timer, error)
 	write       func(*skerryv1.WriteFileRequest) (*skerryv1.WriteFileResponse, error)
+	transfers   Transfers
 }
 
 // answer sends errors the way the API does.
@@ -105,7 +106,7 @@ type session struct {
 
 func newSession(t testing.TB, f *fake) session {
 	t.Helper()
-	server := NewServer(Clients{Starter: f, Executions: f, Files: f, Timers: f}, Config{Version: "test", Secrets: []string{"", secret}})
+	server := NewServer(Clients{Starter: f, Executions: f, Files: f, Timers: f, Transfers: f.transfers}, Config{Version: "test", Secrets: []string{"", secret}})
 	near, far := sdk.NewInMemoryTransports()
 	served, err := server.Connect(context.Background(), far, nil)
 	if err != nil {

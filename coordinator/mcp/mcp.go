@@ -41,6 +41,15 @@ type Timers interface {
 	CancelTimer(context.Context, *connect.Request[skerryv1.CancelTimerRequest]) (*connect.Response[skerryv1.CancelTimerResponse], error)
 }
 
+// Transfers copies files between workspaces.
+type Transfers interface {
+	StartTransfer(context.Context, *connect.Request[skerryv1.StartTransferRequest]) (*connect.Response[skerryv1.StartTransferResponse], error)
+	GetTransfer(context.Context, *connect.Request[skerryv1.GetTransferRequest]) (*connect.Response[skerryv1.GetTransferResponse], error)
+	ListTransfers(context.Context, *connect.Request[skerryv1.ListTransfersRequest]) (*connect.Response[skerryv1.ListTransfersResponse], error)
+	CancelTransfer(context.Context, *connect.Request[skerryv1.CancelTransferRequest]) (*connect.Response[skerryv1.CancelTransferResponse], error)
+	ListTransferWorkspaces(context.Context, *connect.Request[skerryv1.ListTransferWorkspacesRequest]) (*connect.Response[skerryv1.ListTransferWorkspacesResponse], error)
+}
+
 // Clients are the parts of the API that the tools call. The generated Connect
 // clients satisfy them; ExecutionServiceClient is both of the first two.
 type Clients struct {
@@ -48,6 +57,7 @@ type Clients struct {
 	Executions Executions
 	Files      Files
 	Timers     Timers
+	Transfers  Transfers
 }
 
 // Config is what a server needs beside its clients.
@@ -85,5 +95,6 @@ func tools(c Clients) []tool {
 		executionStatus(c.Executions), executionLogs(c.Executions), executionCancel(c.Executions),
 		listFiles(c.Files), readFile(c.Files), writeFile(c.Files),
 		timerCreate(c.Timers), timerList(c.Timers), timerCancel(c.Timers),
+		workspaceTransfer(c.Transfers),
 	}
 }

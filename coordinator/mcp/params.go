@@ -34,6 +34,8 @@ type param struct {
 	// bytes is how many bytes a text may have. 0: no bound.
 	bytes int
 	enum  []string
+	// pairs: the items of a list are objects with a source and a target.
+	pairs bool
 	// later names what is missing for a parameter that is known but not yet
 	// served: it is refused unless it asks for nothing.
 	later string
@@ -72,6 +74,9 @@ func (p param) schema() map[string]any {
 		}
 	case list:
 		s["items"] = map[string]any{"type": "string"}
+		if p.pairs {
+			s["items"] = schema([]param{{name: "source", kind: text, required: true, doc: "Path in the source."}, {name: "target", kind: text, required: true, doc: "Path in the target."}})
+		}
 		if p.most > 0 {
 			s["maxItems"] = p.most
 		}

@@ -18,17 +18,18 @@ func TestToolsAreTheKnownOnes(t *testing.T) {
 	}
 	run := "background cwd environment_id idempotency_key network npu runner_id timeout_s wait_ms"
 	want := map[string]string{
-		"run_shell":        "arguments background command cwd environment_id idempotency_key network npu runner_id scriptPath timeout_s wait_ms",
-		"run_command":      "args " + strings.Replace(run, "runner_id", "program runner_id", 1),
-		"execution_status": "execution_id state wait_ms",
-		"execution_logs":   "cursor execution_id stream tail",
-		"execution_cancel": "execution_id",
-		"list_files":       "cursor glob limit path recursive",
-		"read_file":        "limit offset path",
-		"write_file":       "content if_exists path",
-		"timer_create":     "after_ms at execution_id message",
-		"timer_list":       "",
-		"timer_cancel":     "timer_id",
+		"run_shell":          "arguments background command cwd environment_id idempotency_key network npu runner_id scriptPath timeout_s wait_ms",
+		"run_command":        "args " + strings.Replace(run, "runner_id", "program runner_id", 1),
+		"execution_status":   "execution_id state wait_ms",
+		"execution_logs":     "cursor execution_id stream tail",
+		"execution_cancel":   "execution_id",
+		"list_files":         "cursor glob limit path recursive",
+		"read_file":          "limit offset path",
+		"write_file":         "content if_exists path",
+		"timer_create":       "after_ms at execution_id message",
+		"timer_list":         "",
+		"timer_cancel":       "timer_id",
+		"workspace_transfer": "conflict idempotency_key mappings operation source source_snapshot target transfer_id wait_ms",
 	}
 	for _, tool := range res.Tools {
 		b, err := json.Marshal(tool.InputSchema)
@@ -56,7 +57,7 @@ func TestToolsAreTheKnownOnes(t *testing.T) {
 		if schema.AdditionalProperties == nil || *schema.AdditionalProperties {
 			t.Errorf("%s: the schema allows unknown parameters", tool.Name)
 		}
-		reads := !strings.HasPrefix(tool.Name, "run_") && tool.Name != "write_file" && tool.Name != "execution_cancel" &&
+		reads := !strings.HasPrefix(tool.Name, "run_") && tool.Name != "write_file" && tool.Name != "workspace_transfer" && tool.Name != "execution_cancel" &&
 			tool.Name != "timer_create" && tool.Name != "timer_cancel"
 		if tool.Description == "" || tool.Annotations.ReadOnlyHint != reads || *tool.Annotations.DestructiveHint == reads {
 			t.Errorf("%s: description or annotations %+v", tool.Name, tool.Annotations)
@@ -104,6 +105,11 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"list_files", `{"limit":0}`, problem.InvalidArgument, "limit", "1 to 500"},
 		{"read_file", `{"path":"a","limit":2001}`, problem.LimitExceeded, "limit", "2000"},
 		{"read_file", `{"path":"a","offset":0}`, problem.InvalidArgument, "offset", "1"},
+		{"workspace_transfer", `{"operation":"move"}`, problem.InvalidArgument, "operation", "start"},
+		{"workspace_transfer", `{"operation":"status"}`, problem.InvalidArgument, "transfer_id", "missing"},
+		{"workspace_transfer", `{"operation":"start","mappings":["a"]}`, problem.InvalidArgument, "mappings", "source"},
+		{"workspace_transfer", `{"operation":"start","mappings":[{"source":"a"}]}`, problem.InvalidArgument, "mappings[0]", "target"},
+		{"workspace_transfer", `{"operation":"start","mappings":[{"source":"a","target":"b","mode":1}]}`, problem.InvalidArgument, "mappings", "target"},
 		{"write_file", `{"path":"a"}`, problem.InvalidArgument, "content", "missing"},
 		{"write_file", `{"path":"a","content":"b","if_exists":"replace"}`, problem.InvalidArgument, "if_exists", "overwrite"},
 		{"write_file", `{"path":"a","content":"` + strings.Repeat("x", maxContent+1) + `"}`, problem.LimitExceeded, "content", "8388608 bytes"},

@@ -30,6 +30,9 @@ func (p param) value(raw json.RawMessage) (any, error) {
 		}
 		return b, nil
 	case list:
+		if p.pairs {
+			return p.pairsOf(raw)
+		}
 		return p.strings(raw)
 	}
 	return nil, fmt.Errorf("parameter %s has no kind", p.name)

@@ -52,7 +52,8 @@ func restoreIndex() *memdb.IndexSchema {
 
 // Behind reports whether the workspace has a commit that its replica has not.
 func Behind(w *raftlogv1.Workspace) bool {
-	return w.GetHead().GetSeq() > 0 && w.GetHead().GetCommit() != w.GetReplica().GetCommit() && w.GetRestore() == nil
+	same := w.GetReplica() != nil && w.GetHead().GetCommit() == w.GetReplica().GetCommit()
+	return w.GetHead().GetSeq() > 0 && !same && w.GetRestore() == nil
 }
 
 // Branch finds a branch by id.

@@ -217,7 +217,7 @@ func (p processor) cancelTransfer(cmd *raftlogv1.Command, op *raftlogv1.CancelTr
 	t.CancelRequested = true
 	state := ""
 	if t.GetState() == skerryv1.StateQueued {
-		state = skerryv1.StateCancelled
+		state, t.Counts = skerryv1.StateCancelled, &raftlogv1.Counts{Cancelled: uint64(len(t.GetMappings()))}
 	}
 	p.moveTransfer(cmd, t, state)
 	return transferAnswer(t)
