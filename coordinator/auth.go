@@ -132,7 +132,7 @@ var rules = map[string]rule{
 	rpc.ClusterServiceTransferLeadershipProcedure:    {roles: admins},
 	rpc.ClusterServiceSaveSnapshotProcedure:          {roles: admins, reads: true},
 	rpc.ClusterServiceRestoreSnapshotProcedure:       {roles: admins},
-	rpc.ClusterServiceAnnounceMemberProcedure:        {roles: coordinators},
+	rpc.ClusterServiceAnnounceMemberProcedure:        {roles: coordinators, open: true},
 	rpc.MemberServiceGetMemberStatsProcedure:         {roles: coordinators, reads: true},
 	link.Path:                                        {roles: runners},
 

@@ -31,17 +31,13 @@ const (
 
 // SaveSnapshot implements ClusterServiceHandler.
 func (s clusterService) SaveSnapshot(ctx context.Context, _ *connect.Request[skerryv1.SaveSnapshotRequest], out *connect.ServerStream[skerryv1.SaveSnapshotResponse]) error {
-	open, err := s.c.takeSnapshot(ctx)
+	id, err := s.c.takeSnapshot(ctx)
 	if err != nil {
 		return err
 	}
-	info, err := s.c.describe(open)
+	info, data, err := s.c.describe(id)
 	if err != nil {
 		return err
-	}
-	_, data, err := open()
-	if err != nil {
-		return fmt.Errorf("open snapshot: %w", err)
 	}
 	defer func() { _ = data.Close() }()
 	if err := out.Send(&skerryv1.SaveSnapshotResponse{Part: &skerryv1.SaveSnapshotResponse_Info{Info: info}}); err != nil {
@@ -64,41 +60,41 @@ func (s clusterService) SaveSnapshot(ctx context.Context, _ *connect.Request[ske
 	}
 }
 
-// openSnapshot opens one snapshot of the store from its start, time and again.
-type openSnapshot func() (*raft.SnapshotMeta, io.ReadCloser, error)
-
-// takeSnapshot makes a snapshot of all that is applied, or finds it made.
-func (c *Coordinator) takeSnapshot(ctx context.Context) (openSnapshot, error) {
-	future := c.node.raft.Snapshot()
-	err := wait(ctx, future)
-	if err == nil {
-		return future.Open, nil
-	}
-	if !errors.Is(err, raft.ErrNothingNewToSnapshot) {
-		return nil, problem.New(connect.CodeUnavailable, problem.StoreFailed, "repeat the call; if it persists, look at the coordinator's disk",
+// takeSnapshot makes a snapshot of all that is applied, or finds it made, and
+// gives the newest one's id.
+func (c *Coordinator) takeSnapshot(ctx context.Context) (string, error) {
+	err := wait(ctx, c.node.raft.Snapshot())
+	if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
+		return "", problem.New(connect.CodeUnavailable, problem.StoreFailed, "repeat the call; if it persists, look at the coordinator's disk",
 			"no snapshot could be taken").Retry().Because(err)
 	}
 	list, err := c.node.snapshots.List()
 	if err != nil || len(list) == 0 {
-		return nil, fmt.Errorf("list snapshots: %w", errors.Join(err, errors.New("there is none")))
+		return "", fmt.Errorf("list snapshots: %w", errors.Join(err, errors.New("there is none")))
 	}
-	return func() (*raft.SnapshotMeta, io.ReadCloser, error) { return c.node.snapshots.Open(list[0].ID) }, nil
+	return list[0].ID, nil
 }
 
-// describe reads a snapshot once for its checksum.
-func (c *Coordinator) describe(open openSnapshot) (*skerryv1.SnapshotInfo, error) {
-	meta, data, err := open()
+// describe reads a snapshot once for its checksum. data is the same from its
+// start; the caller closes it.
+func (c *Coordinator) describe(id string) (info *skerryv1.SnapshotInfo, data io.ReadCloser, err error) {
+	meta, first, err := c.node.snapshots.Open(id)
 	if err != nil {
-		return nil, fmt.Errorf("open snapshot: %w", err)
+		return nil, nil, fmt.Errorf("open snapshot: %w", err)
 	}
-	defer func() { _ = data.Close() }()
-	sum := sha256.New()
-	size, err := io.Copy(sum, data)
+	defer func() { _ = first.Close() }()
+	// Now, as it may be replaced by newer ones while it is read.
+	_, data, err = c.node.snapshots.Open(id)
 	if err != nil {
-		return nil, fmt.Errorf("read snapshot: %w", err)
+		return nil, nil, fmt.Errorf("open snapshot: %w", err)
+	}
+	sum := sha256.New()
+	size, err := io.Copy(sum, first)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("read snapshot: %w", err), data.Close())
 	}
 	return &skerryv1.SnapshotInfo{ClusterId: c.ClusterID(), Index: meta.Index, Term: meta.Term, Size: uint64(size),
-		Sha256: sum.Sum(nil), Created: timestamppb.Now(), Version: c.version}, nil
+		Sha256: sum.Sum(nil), Created: timestamppb.Now(), Version: c.version}, data, nil
 }
 
 // RestoreSnapshot implements ClusterServiceHandler.

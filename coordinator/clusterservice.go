@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/problem"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 	skerryv1 "skerry.internal/proto/skerry/v1"
@@ -189,21 +191,8 @@ func (s clusterService) TransferLeadership(ctx context.Context, req *connect.Req
 // AnnounceMember implements ClusterServiceHandler.
 func (s clusterService) AnnounceMember(ctx context.Context, req *connect.Request[skerryv1.AnnounceMemberRequest]) (*connect.Response[skerryv1.AnnounceMemberResponse], error) {
 	m := req.Msg
-	switch {
-	case s.c.node.lone:
-		return nil, problem.New(connect.CodeFailedPrecondition, problem.Unsupported, "set cluster.listen of the coordinator that is there",
-			"this coordinator is a lone one")
-	case m.GetName() != caller(ctx).subject:
-		return nil, problem.New(connect.CodePermissionDenied, problem.PermissionDenied, "announce the name that the certificate has",
-			"the certificate is of coordinator %q", caller(ctx).subject)
-	}
-	for _, f := range []struct{ name, text string }{{"address", m.GetAddress()}, {"endpoint", m.GetEndpoint()}, {"incarnation", m.GetIncarnation()}} {
-		if f.text == "" {
-			return nil, problem.Invalid(f.name, "send it", "is empty")
-		}
-	}
-	if len(m.GetAddress())+len(m.GetEndpoint())+len(m.GetIncarnation())+len(m.GetVersion()) > 4*maxAddress {
-		return nil, problem.Limit("address", "255 bytes", "shorten it")
+	if refusal := s.c.refuseAnnouncement(ctx, m); refusal != nil {
+		return nil, refusal
 	}
 	err := s.c.admitMember(ctx, &raftlogv1.Member{Name: m.GetName(), Address: m.GetAddress(), Endpoint: m.GetEndpoint(),
 		Version: m.GetVersion(), CommandVersion: m.GetCommandVersion(), Incarnation: m.GetIncarnation()})
@@ -211,6 +200,49 @@ func (s clusterService) AnnounceMember(ctx context.Context, req *connect.Request
 		return nil, err
 	}
 	return connect.NewResponse(&skerryv1.AnnounceMemberResponse{ClusterId: s.c.ClusterID(), Leader: s.c.cfg.Name}), nil
+}
+
+// refuseAnnouncement checks who announces. One that was removed, whose certificate
+// is worth nothing since, is told so: it must stop.
+func (c *Coordinator) refuseAnnouncement(ctx context.Context, m *skerryv1.AnnounceMemberRequest) *problem.Error {
+	r, _ := ctx.Value(requestKey{}).(*http.Request)
+	if r == nil {
+		return unauthenticated("no client certificate")
+	}
+	peer, ok := peerOf(r)
+	known := c.state.Read().Member(m.GetName())
+	switch {
+	case !ok || peer.Role != pki.RoleCoordinator:
+		return unauthenticated("no certificate of a coordinator")
+	case m.GetName() != peer.Name:
+		return problem.New(connect.CodePermissionDenied, problem.PermissionDenied, "announce the name that the certificate has",
+			"the certificate is of coordinator %q", peer.Name)
+	case c.node.lone:
+		return problem.New(connect.CodeFailedPrecondition, problem.Unsupported, "set cluster.listen of the coordinator that is there",
+			"this coordinator is a lone one")
+	case known.GetRemoved() != nil && known.GetIncarnation() == m.GetIncarnation():
+		return problem.New(connect.CodeFailedPrecondition, problem.MemberRemoved, "empty its data_dir and let it join anew",
+			"coordinator %q was removed from the cluster", m.GetName())
+	}
+	if refusal := c.refusePeer(peer, time.Now()); refusal != nil {
+		return refusal
+	}
+	return checkAnnouncement(m)
+}
+
+func checkAnnouncement(m *skerryv1.AnnounceMemberRequest) *problem.Error {
+	for _, f := range []struct {
+		name, text string
+		may        bool
+	}{{"address", m.GetAddress(), false}, {"endpoint", m.GetEndpoint(), false}, {"incarnation", m.GetIncarnation(), false}, {"version", m.GetVersion(), true}} {
+		if f.text == "" && !f.may {
+			return problem.Invalid(f.name, "send it", "is empty")
+		}
+		if len(f.text) > maxAddress {
+			return problem.Limit(f.name, "255 bytes", "shorten it")
+		}
+	}
+	return nil
 }
 
 func stampOf(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t) }

@@ -137,8 +137,10 @@ func (t *leaderTransport) send(r *http.Request, endpoint string, body *replay) (
 		}
 		return nil, err
 	}
-	closing := context.AfterFunc(ctx, func() { _ = res.Body.Close() })
-	res.Body = withEnd(res.Body, func() { closing(); cancel() })
+	// Once upgraded the connection does not end with the context by itself.
+	raw := res.Body
+	closing := context.AfterFunc(ctx, func() { _ = raw.Close() })
+	res.Body = withEnd(raw, func() { closing(); cancel() })
 	return res, nil
 }
 

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,6 +39,33 @@ type raftStream struct {
 	conns chan net.Conn
 	stop  context.CancelFunc
 	work  sync.WaitGroup
+
+	mu sync.Mutex
+	// Connections of both ways, which Raft's transport leaves open when it ends.
+	open map[*raftConn]bool
+}
+
+// raftConn is one connection, known to its stream until it is closed.
+type raftConn struct {
+	net.Conn
+	stream *raftStream
+}
+
+// Close implements net.Conn.
+func (c *raftConn) Close() error {
+	c.stream.mu.Lock()
+	delete(c.stream.open, c)
+	c.stream.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// keep has conn closed with the stream.
+func (s *raftStream) keep(conn net.Conn) net.Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept := &raftConn{conn, s}
+	s.open[kept] = true
+	return kept
 }
 
 var _ raft.StreamLayer = (*raftStream)(nil)
@@ -45,7 +74,7 @@ var _ raft.StreamLayer = (*raftStream)(nil)
 func newRaftStream(ln net.Listener, id *pki.Identity, dial dialFunc, admit func(pki.Peer) error, logger *slog.Logger) *raftStream {
 	ctx, stop := context.WithCancel(context.Background())
 	s := &raftStream{Listener: ln, logger: logger, dial: dial, admit: admit, stop: stop,
-		client: id.ClientTLS(pki.RoleCoordinator), conns: make(chan net.Conn)}
+		client: id.ClientTLS(pki.RoleCoordinator), conns: make(chan net.Conn), open: make(map[*raftConn]bool)}
 	server := id.ServerMutualTLS(pki.RoleCoordinator)
 	s.work.Go(func() { s.listen(ctx, server) })
 	return s
@@ -105,7 +134,7 @@ func (s *raftStream) Accept() (net.Conn, error) {
 	if !ok {
 		return nil, net.ErrClosed
 	}
-	return conn, nil
+	return s.keep(conn), nil
 }
 
 // Dial implements raft.StreamLayer.
@@ -120,14 +149,20 @@ func (s *raftStream) Dial(address raft.ServerAddress, timeout time.Duration) (ne
 	if err := s.handshake(ctx, conn); err != nil {
 		return nil, errors.Join(fmt.Errorf("raft connection to %s: %w", address, err), conn.Close())
 	}
-	return conn, nil
+	return s.keep(conn), nil
 }
 
-// Close implements net.Listener.
+// Close implements net.Listener. It ends all connections too.
 func (s *raftStream) Close() error {
 	s.stop()
 	err := s.Listener.Close()
 	s.work.Wait()
 	close(s.conns)
+	s.mu.Lock()
+	open := slices.Collect(maps.Keys(s.open))
+	s.mu.Unlock()
+	for _, conn := range open {
+		_ = conn.Close()
+	}
 	return err
 }

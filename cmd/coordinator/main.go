@@ -37,14 +37,27 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "coordinator:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// exitRemoved tells whoever starts the coordinator not to do so again.
+const exitRemoved = 3
+
+func exitCode(err error) int {
+	if errors.Is(err, coordinator.ErrRemoved) {
+		return exitRemoved
+	}
+	return 1
 }
 
 // flags name the keys of the configuration that each sets.
 var flags = []struct{ name, key, usage string }{
 	{"data-dir", "data_dir", "directory of the Raft log and snapshots"},
+	{"name", "name", "name of this coordinator in its cluster, for ever"},
 	{"listen", "listen", "host:port of the API; without TLS a loopback address"},
+	{"advertise", "advertise", "https://host:port of the API as the other coordinators reach it"},
+	{"cluster-listen", "cluster.listen", "host:port of Raft; empty: a lone coordinator"},
 	{"metrics-listen", "metrics_listen", "host:port of /metrics, /healthz and /readyz; empty: none"},
 	{"log-level", "log.level", "debug, info, warn or error"},
 	{"log-format", "log.format", "text or json"},
