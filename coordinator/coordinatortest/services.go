@@ -164,6 +164,9 @@ func (e executions) PortForward(_ context.Context, stream *connect.BidiStream[sk
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
+		if err == nil && msg.GetExecutionId() != "" {
+			err = e.refuse(stream.RequestHeader(), msg.GetExecutionId())
+		}
 		if err != nil {
 			return err
 		}
