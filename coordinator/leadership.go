@@ -61,11 +61,14 @@ func (c *Coordinator) followLeadership(ctx context.Context) {
 			return
 		case elected = <-c.node.changes:
 		case <-c.node.stall.changed:
+			if c.node.lone {
+				continue // nobody else could lead meanwhile
+			}
 		case <-c.restart:
 		}
 		end()
 		end = func() {}
-		if elected && !(c.node.stall.stalled.Load() && !c.node.lone) {
+		if elected && (c.node.lone || !c.node.stall.stalled.Load()) {
 			end = c.beginTenure(ctx)
 		}
 	}
