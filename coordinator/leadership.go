@@ -153,7 +153,7 @@ func (c *Coordinator) leaderTasks() []leaderTask {
 // handOver lets another coordinator lead before this one stops, so that nobody
 // has to notice its absence.
 func (c *Coordinator) handOver(ctx context.Context) {
-	if c.node.lone || c.node.raft.State() != raft.Leader || len(c.node.servers()) < 2 {
+	if c.node.lone || c.node.raft.State() != raft.Leader || len(c.node.servers()) < 2 || c.handedOver.Swap(true) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverWait)
