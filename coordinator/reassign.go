@@ -40,6 +40,9 @@ func (c *Coordinator) ReassignWorkspace(ctx context.Context, id, to string, acce
 	if err != nil {
 		return nil, nil, err
 	}
+	if ws, err = c.latest(ctx, ws); err != nil {
+		return nil, nil, err
+	}
 	if ws.GetHead().GetCommit() != ws.GetReplica().GetCommit() && c.links.get(ws.GetRunner()) != nil && ws.GetRestore() == nil {
 		ctx, cancel := context.WithTimeout(ctx, lastReplicaTimeout)
 		err := c.replicateTo(ctx, ws, to)
@@ -56,6 +59,30 @@ func (c *Coordinator) ReassignWorkspace(ctx context.Context, id, to string, acce
 	}
 	c.logger.WarnContext(ctx, "workspace assigned anew", "workspace", id, "from", ws.GetRunner(), "to", to, "epoch", answer.GetWorkspace().GetEpoch())
 	return answer.GetWorkspace(), c.state.Read().Branch(branch), nil
+}
+
+// latest asks the runner of a workspace, where it is linked, for the head, and
+// records it: the replicated one may be a moment behind.
+func (c *Coordinator) latest(ctx context.Context, ws *raftlogv1.Workspace) (*raftlogv1.Workspace, error) {
+	to, err := c.reach(ws)
+	if err != nil {
+		return ws, nil //nolint:nilerr // what is known is what there is
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	res, err := forward(ctx, to, &skerryv1.ListWorkspacesRequest{}, to.link.workspaces.ListWorkspaces, reads)
+	if err != nil || len(res.Msg.GetWorkspaces()) != 1 {
+		return ws, nil //nolint:nilerr // likewise
+	}
+	head := raftHead(res.Msg.GetWorkspaces()[0])
+	if !newsworthy(ws, head) {
+		return ws, nil
+	}
+	if _, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_UpdateHeads{UpdateHeads: &raftlogv1.UpdateHeads{
+		Runner: ws.GetRunner(), Heads: []*raftlogv1.Head{head}}}}); err != nil {
+		return nil, err
+	}
+	return c.state.Read().Workspace(ws.GetId()), nil
 }
 
 func explainLoss(err error) error {
