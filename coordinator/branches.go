@@ -60,6 +60,9 @@ func (s workspaceService) ListBranches(ctx context.Context, req *connect.Request
 	out := &skerryv1.ListBranchesResponse{}
 	for _, ws := range list {
 		for _, b := range view.BranchesOfWorkspace(ws.GetId()) {
+			if !id.allows(b.GetRunner()) {
+				continue
+			}
 			out.Branches = append(out.Branches, apiBranch(b))
 		}
 	}

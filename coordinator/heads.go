@@ -89,7 +89,7 @@ func (f *headsFeed) isNews(view state.Reader, known *raftlogv1.Workspace, head *
 	}
 	for _, b := range view.BranchesOfWorkspace(known.GetId()) {
 		if b.GetRunner() == f.runner && b.GetEpoch() == head.GetEpoch() {
-			return head.GetSeq() > b.GetSeq()
+			return state.NewsOfBranch(b, head)
 		}
 	}
 	return false

@@ -36,8 +36,11 @@ func (c *Coordinator) ReassignWorkspace(ctx context.Context, id, to string, acce
 	if ws == nil {
 		return nil, nil, problem.Missing("workspace", "no such workspace")
 	}
-	to, err := c.newHome(caller(ctx), ws, to)
+	to, err := c.newHome(ws, to)
 	if err != nil {
+		return nil, nil, err
+	}
+	if ws, err = c.latest(ctx, ws); err != nil {
 		return nil, nil, err
 	}
 	if ws.GetHead().GetCommit() != ws.GetReplica().GetCommit() && c.links.get(ws.GetRunner()) != nil && ws.GetRestore() == nil {
@@ -58,6 +61,30 @@ func (c *Coordinator) ReassignWorkspace(ctx context.Context, id, to string, acce
 	return answer.GetWorkspace(), c.state.Read().Branch(branch), nil
 }
 
+// latest asks the runner of a workspace, where it is linked, for the head, and
+// records it: the replicated one may be a moment behind.
+func (c *Coordinator) latest(ctx context.Context, ws *raftlogv1.Workspace) (*raftlogv1.Workspace, error) {
+	to, err := c.reach(ws)
+	if err != nil {
+		return ws, nil //nolint:nilerr // what is known is what there is
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	res, err := forward(ctx, to, &skerryv1.ListWorkspacesRequest{}, to.link.workspaces.ListWorkspaces, reads)
+	if err != nil || len(res.Msg.GetWorkspaces()) != 1 {
+		return ws, nil //nolint:nilerr // likewise
+	}
+	head := raftHead(res.Msg.GetWorkspaces()[0])
+	if !newsworthy(ws, head) {
+		return ws, nil
+	}
+	if _, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_UpdateHeads{UpdateHeads: &raftlogv1.UpdateHeads{
+		Runner: ws.GetRunner(), Heads: []*raftlogv1.Head{head}}}}); err != nil {
+		return nil, err
+	}
+	return c.state.Read().Workspace(ws.GetId()), nil
+}
+
 func explainLoss(err error) error {
 	var e *problem.Error
 	if errors.As(err, &e) && e.Reason == problem.ReplicaBehind {
@@ -67,13 +94,13 @@ func explainLoss(err error) error {
 }
 
 // newHome checks the runner that was asked for, or chooses one: the one that has
-// the replica, else the least busy.
-func (c *Coordinator) newHome(id identity, ws *raftlogv1.Workspace, to string) (string, error) {
+// the replica, else the one that placement prefers.
+func (c *Coordinator) newHome(ws *raftlogv1.Workspace, to string) (string, error) {
 	view := c.state.Read()
 	fits := func(runner string) bool { return mayTake(view, ws, runner) }
 	switch has := ws.GetReplica().GetRunner(); {
 	case to != "" && view.Runner(to) == nil:
-		return "", unknownRunner(view, id, to, "to")
+		return "", unknownRunner(view, identity{role: skerryv1.RoleAdmin}, to, "to")
 	case to != "" && c.links.get(to) == nil:
 		return "", unreachable(to)
 	case to != "":
@@ -81,7 +108,7 @@ func (c *Coordinator) newHome(id identity, ws *raftlogv1.Workspace, to string) (
 	case has != "" && fits(has) && c.links.get(has) != nil:
 		return has, nil
 	}
-	if to = c.leastBusy(fits); to == "" {
+	if to = c.choose(ws, fits); to == "" {
 		return "", problem.New(connect.CodeUnavailable, problem.NoRunner, "start a runner where the agent has no workspace and no branch of this one",
 			"no runner is up that could take the workspace").Retry()
 	}

@@ -196,10 +196,10 @@ func (c *Coordinator) replicaRunner(ws *raftlogv1.Workspace) string {
 		return has
 	}
 	view := c.state.Read()
-	if name := c.leastBusy(func(runner string) bool { return mayTake(view, ws, runner) }); name != "" {
+	if name := c.choose(ws, func(runner string) bool { return mayTake(view, ws, runner) }); name != "" {
 		return name
 	}
-	return c.leastBusy(func(runner string) bool { return runner != ws.GetRunner() })
+	return c.choose(ws, func(runner string) bool { return runner != ws.GetRunner() })
 }
 
 // mayTake reports whether a workspace could be assigned to a runner.
@@ -215,13 +215,19 @@ func mayTake(view state.Reader, ws *raftlogv1.Workspace, runner string) bool {
 	return true
 }
 
-// leastBusy chooses among the linked runners that fit and take new workspaces.
-func (c *Coordinator) leastBusy(fits func(runner string) bool) string {
-	runners := slices.DeleteFunc(c.runnersFor(c.state.Read(), ""), func(r placement.Runner) bool { return !fits(r.Name) })
-	if d := placement.Place(runners, placement.Request{}); len(d.Candidates) > 0 {
-		return d.Candidates[0].Runner
+// choose takes, of the runners that fit, the one that placement prefers; "":
+// none. Whether the agent has a workspace there is for fits to say.
+func (c *Coordinator) choose(ws *raftlogv1.Workspace, fits func(runner string) bool) string {
+	runners := c.runnersFor(c.state.Read(), ws.GetAgent())
+	runners = slices.DeleteFunc(runners, func(r placement.Runner) bool { return !fits(r.Name) })
+	for i := range runners {
+		runners[i].Occupied = false
 	}
-	return ""
+	d := placement.Place(runners, placement.Request{Policy: c.cfg.Placement.Policy})
+	if len(d.Candidates) == 0 {
+		return ""
+	}
+	return d.Candidates[0].Runner
 }
 
 // replicationOf shows how a workspace is replicated.

@@ -22,11 +22,6 @@ func (id identity) may(permission string) bool {
 // allows reports whether the caller's token may use a runner.
 func (id identity) allows(runner string) bool { return state.AllowsRunner(id.runners, runner) }
 
-// allowsTransfer reports whether the caller's token may use both its runners.
-func (id identity) allowsTransfer(t *raftlogv1.Transfer) bool {
-	return id.allows(t.GetSourceRunner()) && id.allows(t.GetTargetRunner())
-}
-
 // mayUse reports whether a workspace is the caller's, or one of its agent's
 // descendants', on a runner that the token is for.
 func (c *Coordinator) mayUse(id identity, ws *raftlogv1.Workspace) bool {
@@ -34,14 +29,19 @@ func (c *Coordinator) mayUse(id identity, ws *raftlogv1.Workspace) bool {
 		(ws.GetAgent() == id.subject || c.state.Read().Descends(ws.GetAgent(), id.subject))
 }
 
-// usableWorkspaces lists those, the caller's own first.
-func (c *Coordinator) usableWorkspaces(id identity) []*raftlogv1.Workspace {
+// usableWorkspaces lists those that the caller may use.
+func (c *Coordinator) usableWorkspaces(id identity) (out []*raftlogv1.Workspace) {
 	view := c.state.Read()
-	out := view.WorkspacesOfAgent(id.subject)
+	all := view.WorkspacesOfAgent(id.subject)
 	for _, child := range view.Descendants(id.subject) {
-		out = append(out, view.WorkspacesOfAgent(child.GetName())...)
+		all = append(all, view.WorkspacesOfAgent(child.GetName())...)
 	}
-	return slices.DeleteFunc(out, func(ws *raftlogv1.Workspace) bool { return !id.allows(ws.GetRunner()) })
+	for _, ws := range all {
+		if id.allows(ws.GetRunner()) {
+			out = append(out, ws)
+		}
+	}
+	return out
 }
 
 // seesToken reports whether the caller may list and revoke a token: its own,

@@ -140,10 +140,15 @@ func (c *Coordinator) currentHead(ctx context.Context, ws *raftlogv1.Workspace) 
 // ownTransfer finds a transfer of the caller; others' are answered like none.
 func (c *Coordinator) ownTransfer(ctx context.Context, id string) (*raftlogv1.Transfer, error) {
 	t := c.state.Read().Transfer(id)
-	if t == nil || t.GetAgent() != caller(ctx).subject || !caller(ctx).allowsTransfer(t) {
+	if t == nil || !caller(ctx).ownsTransfer(t) {
 		return nil, problem.Missing("transferId", "no such transfer")
 	}
 	return t, nil
+}
+
+// ownsTransfer: the caller's agent started it, between runners that its token is for.
+func (id identity) ownsTransfer(t *raftlogv1.Transfer) bool {
+	return t.GetAgent() == id.subject && id.allows(t.GetSourceRunner()) && id.allows(t.GetTargetRunner())
 }
 
 // GetTransfer implements TransferServiceHandler.
@@ -276,12 +281,10 @@ func (s transferService) ListTransfers(ctx context.Context, req *connect.Request
 		return nil, problem.Invalid("state", "use queued, running, completed, partial, failed, cancelled or unknown", "unknown state")
 	}
 	out := &skerryv1.ListTransfersResponse{}
-	all := slices.DeleteFunc(s.c.state.Read().TransfersOfAgent(caller(ctx).subject), func(t *raftlogv1.Transfer) bool {
-		return !caller(ctx).allowsTransfer(t)
-	})
+	all := s.c.state.Read().TransfersOfAgent(caller(ctx).subject)
 	slices.Reverse(all)
 	for _, t := range all {
-		if (req.Msg.GetPageToken() != "" && t.GetId() >= req.Msg.GetPageToken()) || (req.Msg.GetState() != "" && t.GetState() != req.Msg.GetState()) {
+		if !caller(ctx).ownsTransfer(t) || (req.Msg.GetPageToken() != "" && t.GetId() >= req.Msg.GetPageToken()) || (req.Msg.GetState() != "" && t.GetState() != req.Msg.GetState()) {
 			continue
 		}
 		if len(out.Transfers) == limit {

@@ -38,7 +38,7 @@ func newApart(t *testing.T, more string, names ...string) *apart {
 	}
 	a.ready.Endpoint = "http://" + a.api
 	a.head = &process{t: t, name: "coordinator", args: []string{"--config", writeFile(t, a.dir+"/coordinator.yaml",
-		fmt.Sprintf("data_dir: %s/head\nlisten: %s\nmetrics_listen: \"\"\n%s", a.dir, a.api, more))}}
+		fmt.Sprintf("data_dir: %s/head\nlisten: %s\nmetrics_listen: \"\"\nlog: {level: debug}\n%s", a.dir, a.api, more))}}
 	t.Cleanup(a.end)
 	a.head.start()
 	a.eventually("the admin token", func() bool {

@@ -254,19 +254,32 @@ func (p processor) updateBranches(op *raftlogv1.UpdateBranches) *raftlogv1.Answe
 }
 
 // updateBranch takes over the newest commit of a branch and reports whether
-// that was news.
+// that was news. A runner keeps a branch from the moment on when it knows that
+// it has one, which its state says.
 func (p processor) updateBranch(runner string, head *raftlogv1.Head) bool {
 	for _, b := range p.BranchesOfWorkspace(head.GetWorkspaceId()) {
 		if b.GetRunner() != runner || b.GetEpoch() != head.GetEpoch() {
 			continue
 		}
-		if head.GetSeq() < b.GetSeq() || (head.GetCommit() == b.GetCommit() && b.GetState() == skerryv1.BranchKept) {
+		if !NewsOfBranch(b, head) {
 			return false
 		}
 		b = proto.CloneOf(b)
-		b.Seq, b.Digest, b.Commit, b.State = head.GetSeq(), head.GetDigest(), head.GetCommit(), skerryv1.BranchKept
+		b.Seq, b.Digest, b.Commit = head.GetSeq(), head.GetDigest(), head.GetCommit()
+		if head.GetState() == skerryv1.WorkspaceFenced {
+			b.State = skerryv1.BranchKept
+		}
 		p.put(tableBranches, b)
 		return true
 	}
 	return false
+}
+
+// NewsOfBranch reports whether a head of a branch is later than the one that is
+// known, or the first that its runner tells knowing that it is a branch.
+func NewsOfBranch(b *raftlogv1.Branch, head *raftlogv1.Head) bool {
+	if head.GetSeq() != b.GetSeq() {
+		return head.GetSeq() > b.GetSeq()
+	}
+	return head.GetState() == skerryv1.WorkspaceFenced && b.GetState() != skerryv1.BranchKept
 }

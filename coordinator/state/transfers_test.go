@@ -168,6 +168,12 @@ func TestI6ReassignMakesABranch(t *testing.T) {
 	if w := m.Read().Workspace("ws_1"); w.GetHead().GetSeq() != 3 || w.GetHead().GetState() != skerryv1.WorkspaceRestoring {
 		t.Fatalf("a fenced runner moved the head: %v", w)
 	}
+	if b := m.Read().BranchesOfWorkspace("ws_1")[0]; b.GetSeq() != 9 || b.GetState() != skerryv1.BranchAway {
+		t.Fatalf("a runner that does not know of its branch keeps %v", b)
+	}
+	fenced := head1(1, 9)
+	fenced.State = skerryv1.WorkspaceFenced
+	m.do(heads("r1", fenced))
 	b := m.Read().BranchesOfWorkspace("ws_1")
 	if len(b) != 1 || b[0].GetSeq() != 9 || b[0].GetState() != skerryv1.BranchKept || b[0].GetFence() != 2 {
 		t.Fatalf("branches %v", b)
