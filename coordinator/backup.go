@@ -224,7 +224,7 @@ func (c *Coordinator) refit(spool *os.File) (*os.File, int64, error) {
 	if _, err := spool.Seek(0, io.SeekStart); err != nil {
 		return nil, 0, fmt.Errorf("spool snapshot: %w", err)
 	}
-	scratch := state.New()
+	scratch := state.NewReplicating(false)
 	if err := scratch.Restore(spool); err != nil {
 		return nil, 0, damaged(err.Error())
 	}
