@@ -20,6 +20,8 @@ type metrics struct {
 
 	behind prometheus.Gauge
 	oldest prometheus.Gauge
+	// By result: ok, error.
+	replications *prometheus.CounterVec
 	// Voters that the leader last found healthy.
 	healthy atomic.Int64
 	// End of the operator's certificate in Unix seconds; 0: none is used.
@@ -34,9 +36,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		r = prometheus.NewRegistry()
 	}
 	f := promauto.With(prometheus.WrapRegistererWithPrefix("skerry_coordinator_", r))
-	return &metrics{
+	m := &metrics{
 		behind: f.NewGauge(prometheus.GaugeOpts{Name: "replicas_behind", Help: "Workspaces with a policy of replication whose head no other runner has, as of the leader's last look."}),
 		oldest: f.NewGauge(prometheus.GaugeOpts{Name: "replica_oldest_seconds", Help: "Age of the oldest replica that is behind its workspace's head."}),
+		replications: f.NewCounterVec(prometheus.CounterOpts{Name: "replications_total",
+			Help: "Attempts to copy a workspace's head to another runner, by result: ok, error."}, []string{"result"}),
 
 		registerer: r,
 		factory:    f,
@@ -51,6 +55,18 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		refused: f.NewCounterVec(prometheus.CounterOpts{Name: "refused_calls_total",
 			Help: "Calls refused before a handler, by reason: unauthenticated, permission_denied, ..."}, []string{"reason"}),
 	}
+	for _, result := range []string{"ok", "error"} {
+		m.replications.WithLabelValues(result) // a rate does not see the first event of a series that begins with it
+	}
+	return m
+}
+
+func (m *metrics) replicated(err error) {
+	result := "ok"
+	if err != nil {
+		result = "error"
+	}
+	m.replications.WithLabelValues(result).Inc()
 }
 
 // replicas notes how far replication is behind.

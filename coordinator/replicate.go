@@ -122,6 +122,9 @@ func (r *replicator) begin(ctx context.Context, ws *raftlogv1.Workspace) bool {
 	r.busy[ws.GetId()] = true
 	r.wg.Go(func() {
 		err := r.c.replicateTo(ctx, ws, "")
+		if ctx.Err() == nil {
+			r.c.metrics.replicated(err)
+		}
 		if err != nil && ctx.Err() == nil {
 			r.c.logger.InfoContext(ctx, "head not replicated", "workspace", ws.GetId(), "error", err)
 		}
