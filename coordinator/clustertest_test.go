@@ -63,9 +63,8 @@ func startFleet(t testing.TB, n int) *fleet { return startFleetWith(t, n, nil) }
 
 func startFleetWith(t testing.TB, n int, configure func(*Config)) *fleet {
 	t.Helper()
-	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string),
-		conns: make(map[*fleetConn]bool), configure: configure}
-	t.Cleanup(f.stopAll)
+	f := newFleet(t)
+	f.configure = configure
 	first := f.add("c1", func(cfg *Config) { cfg.Cluster.Bootstrap = true })
 	first.start()
 	f.until("c1 leads", first.leads)
@@ -78,6 +77,14 @@ func startFleetWith(t testing.TB, n int, configure func(*Config)) *fleet {
 		f.join(fmt.Sprintf("c%d", i))
 	}
 	f.awaitVoters(n)
+	return f
+}
+
+// newFleet has no nodes yet; those that it gets are stopped with the test.
+func newFleet(t testing.TB) *fleet {
+	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string), conns: make(map[*fleetConn]bool)}
+	_ = t.TempDir() // first, so that it is removed last
+	t.Cleanup(f.stopAll)
 	return f
 }
 
