@@ -221,6 +221,7 @@ func TestJoinIsRefused(t *testing.T) {
 func TestRotationOfTheAuthority(t *testing.T) {
 	k := secured(t)
 	id, old := k.join("r1"), k.join("r2")
+	agent := k.trust() // of before
 	rotate := func(force bool) *skerryv1.Authority {
 		return must[skerryv1.RotateAuthorityResponse](t)(k.joins().RotateAuthority(t.Context(),
 			connect.NewRequest(&skerryv1.RotateAuthorityRequest{Force: force}))).GetAuthority()
@@ -247,6 +248,11 @@ func TestRotationOfTheAuthority(t *testing.T) {
 		}
 	}
 	follow()
+	conn, err := tls.Dial("tcp", strings.TrimPrefix(k.url, "https://"), agent)
+	if err != nil {
+		t.Fatalf("an agent that trusts the old authority: %v", err)
+	}
+	_ = conn.Close()
 	if certs, err := pki.ParseCertificates(id.Authorities()); err != nil || len(certs) != 1 {
 		t.Errorf("the member trusts %d authorities (%v)", len(certs), err)
 	}

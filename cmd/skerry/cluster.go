@@ -15,7 +15,8 @@ import (
 
 func (a *app) clusterCommand() *cobra.Command {
 	c := &cobra.Command{Use: "cluster", Short: "Show and change the cluster of coordinators (needs an admin token)", Example: "  skerry cluster status"}
-	c.AddCommand(a.clusterStatus(), a.clusterMembers(), a.clusterRemove(), a.clusterTransfer(), a.clusterSnapshot(), a.clusterRestore())
+	c.AddCommand(a.clusterStatus(), a.clusterMembers(), a.clusterRemove(), a.clusterTransfer(), a.clusterSnapshot(), a.clusterRestore(),
+		a.clusterJoinToken(), a.clusterDeny(), a.clusterCA(), a.clusterRotateCA())
 	return group(c)
 }
 

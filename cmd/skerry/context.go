@@ -30,6 +30,7 @@ type clients struct {
 	runners    skerryv1connect.RunnerServiceClient
 	tokens     skerryv1connect.TokenServiceClient
 	cluster    skerryv1connect.ClusterServiceClient
+	joins      skerryv1connect.JoinServiceClient
 	agents     skerryv1connect.AgentServiceClient
 	timers     skerryv1connect.TimerServiceClient
 	inbox      skerryv1connect.InboxServiceClient
@@ -119,6 +120,7 @@ func (a *app) clients() (*clients, error) {
 		runners:    skerryv1connect.NewRunnerServiceClient(doer, base, options...),
 		tokens:     skerryv1connect.NewTokenServiceClient(doer, base, options...),
 		cluster:    skerryv1connect.NewClusterServiceClient(doer, base, options...),
+		joins:      skerryv1connect.NewJoinServiceClient(doer, base, options...),
 		agents:     skerryv1connect.NewAgentServiceClient(doer, base, options...),
 		timers:     skerryv1connect.NewTimerServiceClient(doer, base, options...),
 		inbox:      skerryv1connect.NewInboxServiceClient(doer, base, options...),

@@ -111,10 +111,11 @@ func (j *job) whenStopped(admit bool) <-chan struct{} {
 }
 
 func (j *job) lane(w *workspace.Workspace, admit bool) (release func(), err error) {
-	ticket, err := w.Queue()
+	queue := w.Queue
 	if !admit {
-		ticket, err = w.Requeue()
+		queue = w.Requeue
 	}
+	ticket, err := queue()
 	if err != nil {
 		return nil, err
 	}
