@@ -25,6 +25,9 @@ import (
 	"connectrpc.com/connect"
 )
 
+// fleetWait is how long a call to a fleet waits for a leader.
+const fleetWait = 1500 * time.Millisecond
+
 // fleet is a cluster of coordinators in this process: real TLS on loopback, real
 // stores on disk. Its network can be cut and its disks be made to hang.
 type fleet struct {
@@ -241,7 +244,7 @@ func (n *node) start() {
 		n.fleet.t.Fatal(err)
 	}
 	c, err := New(n.fleet.t.Context(), n.cfg, Deps{Logger: testLogger(n.fleet.t).With("node", n.name), Version: "test",
-		hooks: hooks{dial: n.fleet.dialer(n.name), wrapLog: n.disk.wrap, command: &n.command}})
+		hooks: hooks{dial: n.fleet.dialer(n.name), wrapLog: n.disk.wrap, command: &n.command, wait: fleetWait}})
 	if err != nil {
 		n.fleet.t.Fatal(errors.Join(err, ln.Close()))
 	}
