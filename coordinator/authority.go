@@ -185,6 +185,9 @@ func (c *Coordinator) issue(ctx context.Context, peer pki.Peer, request []byte, 
 		if err != nil {
 			return nil, nil, err
 		}
+		if cross := authority.GetKeys()[0].GetCross(); len(cross) > 0 {
+			cert = append(cert, ca.EncodeCertificate(cross)...)
+		}
 		return cert, bundleOf(authority), nil
 	}
 }

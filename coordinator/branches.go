@@ -20,7 +20,7 @@ const (
 func (c *Coordinator) routeBranch(ctx context.Context, sel *skerryv1.WorkspaceSelector) (target, error) {
 	view := c.state.Read()
 	b := view.Branch(sel.GetBranch())
-	if b == nil || !c.mayUse(caller(ctx), view.Workspace(b.GetWorkspace())) {
+	if b == nil || !c.mayUse(caller(ctx), view.Workspace(b.GetWorkspace())) || !caller(ctx).allows(b.GetRunner()) {
 		return target{}, problem.Missing("workspace.branch", "no such branch")
 	}
 	if (sel.GetId() != "" && sel.GetId() != b.GetWorkspace()) || (sel.GetRunner() != "" && sel.GetRunner() != b.GetRunner()) {
@@ -114,7 +114,10 @@ func (s workspaceService) SetReplication(ctx context.Context, req *connect.Reque
 		return nil, problem.Invalid("policy", "use none, on_commit, interval, or nothing for the configured one", "unknown policy")
 	}
 	if to := req.Msg.GetTarget(); to != "" {
-		if view.Runner(to) == nil || !id.allows(to) {
+		if !id.allows(to) {
+			return nil, id.outOfScope(to, "target")
+		}
+		if view.Runner(to) == nil {
 			return nil, unknownRunner(view, id, to, "target")
 		}
 		if to == ws.GetRunner() {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"skerry.internal/config"
 )
@@ -27,6 +28,15 @@ func TestConfigRoundTrip(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+// ofCluster changes the configuration of one of several coordinators.
+func ofCluster(change func(*Config)) func(*Config) {
+	return func(c *Config) {
+		c.Listen, c.Advertise = "0.0.0.0:7420", "https://10.0.0.1:7420"
+		c.Cluster.Listen, c.Cluster.Advertise = "0.0.0.0:7422", "10.0.0.1:7422"
+		change(c)
 	}
 }
 
@@ -55,6 +65,20 @@ func TestConfigIsChecked(t *testing.T) {
 		{"limits.max_request", func(c *Config) { c.Limits.MaxRequest = 1 }},
 		{"limits.max_header", func(c *Config) { c.Limits.MaxHeader = 1 }},
 		{"limits.max_in_flight", func(c *Config) { c.Limits.MaxInFlight = 0 }},
+		{"", ofCluster(func(*Config) {})},
+		{"", ofCluster(func(c *Config) { c.Cluster.Join = []string{"https://10.0.0.1:7420"} })},
+		{"", ofCluster(func(c *Config) { c.Cluster.Bootstrap, c.Cluster.RemoveDeadAfter = true, config.Duration(time.Hour) })},
+		{"name", func(c *Config) { c.Name = "Coordinator 1" }},
+		{"cluster.listen", func(c *Config) { c.Cluster.Bootstrap = true }},
+		{"cluster.advertise", ofCluster(func(c *Config) { c.Cluster.Advertise = "" })},
+		{"cluster.advertise", ofCluster(func(c *Config) { c.Cluster.Advertise = "127.0.0.1:7422" })},
+		{"cluster.advertise", ofCluster(func(c *Config) { c.Cluster.Advertise = "10.0.0.1" })},
+		{"advertise", ofCluster(func(c *Config) { c.Advertise = "" })},
+		{"advertise", ofCluster(func(c *Config) { c.Advertise = "http://10.0.0.1:7420" })},
+		{"advertise", ofCluster(func(c *Config) { c.Advertise = "https://0.0.0.0:7420" })},
+		{"cluster", ofCluster(func(c *Config) { c.Cluster.Bootstrap, c.Cluster.Join = true, []string{"https://10.0.0.1:7420"} })},
+		{"cluster.remove_dead_after", ofCluster(func(c *Config) { c.Cluster.RemoveDeadAfter = config.Duration(time.Second) })},
+		{"raft.stall_timeout", ofCluster(func(c *Config) { c.Raft.StallTimeout = 0 })},
 		{"log.level", func(c *Config) { c.Log.Level = "loud" }},
 	}
 	for _, tt := range tests {

@@ -73,6 +73,8 @@ type Coordinator struct {
 	handler  http.Handler
 	inFlight atomic.Int64
 	closing  atomic.Bool
+	// A stop has tried to hand leadership over.
+	handedOver atomic.Bool
 
 	// nil while this coordinator does not answer calls itself.
 	tenure atomic.Pointer[tenure]

@@ -59,7 +59,7 @@ func (s executionService) start(ctx context.Context, opts *skerryv1.RunOptions) 
 	if to, err = s.c.routeRunner(ctx, w); err != nil {
 		return target{}, nil, err
 	}
-	end, err = s.c.beginStart(to)
+	end, err = s.c.beginStart(&to, opts.GetIdempotencyKey() != "")
 	return to, end, err
 }
 

@@ -246,12 +246,20 @@ func (s joinService) RotateAuthority(ctx context.Context, req *connect.Request[s
 }
 
 func (s joinService) beginRotation(ctx context.Context, authority *raftlogv1.Authority) error {
+	before, err := signer(authority)
+	if err != nil {
+		return err
+	}
 	next, err := ca.New(s.c.ClusterID(), time.Now())
 	if err != nil {
 		return err
 	}
+	cross, err := before.Certify(next)
+	if err != nil {
+		return err
+	}
 	_, err = s.c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_AdvanceAuthority{AdvanceAuthority: &raftlogv1.AdvanceAuthority{
-		FromGeneration: authority.GetGeneration(), Key: &raftlogv1.AuthorityKey{Certificate: next.Certificate, Key: next.Key}}}})
+		FromGeneration: authority.GetGeneration(), Key: &raftlogv1.AuthorityKey{Certificate: next.Certificate, Key: next.Key, Cross: cross}}}})
 	return err
 }
 

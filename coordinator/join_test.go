@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +19,6 @@ import (
 	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/link"
 	"skerry.internal/proto/problem"
-	"skerry.internal/proto/skerry/peer/v1/peerv1connect"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
 )
@@ -117,7 +117,7 @@ func TestCertificateOfARunnerMakesNoOtherCalls(t *testing.T) {
 	transport := &http.Transport{TLSClientConfig: id.ClientTLS(pki.RoleCoordinator), ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	for procedure, rule := range rules {
-		if rule.open || procedure == link.Path || procedure == peerv1connect.PeerServiceFetchProcedure {
+		if rule.open || slices.Contains(rule.roles, skerryv1.RoleRunner) {
 			continue
 		}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, k.url+procedure, strings.NewReader("{}"))
@@ -221,6 +221,7 @@ func TestJoinIsRefused(t *testing.T) {
 func TestRotationOfTheAuthority(t *testing.T) {
 	k := secured(t)
 	id, old := k.join("r1"), k.join("r2")
+	agent := k.trust() // of before
 	rotate := func(force bool) *skerryv1.Authority {
 		return must[skerryv1.RotateAuthorityResponse](t)(k.joins().RotateAuthority(t.Context(),
 			connect.NewRequest(&skerryv1.RotateAuthorityRequest{Force: force}))).GetAuthority()
@@ -247,6 +248,11 @@ func TestRotationOfTheAuthority(t *testing.T) {
 		}
 	}
 	follow()
+	conn, err := tls.Dial("tcp", strings.TrimPrefix(k.url, "https://"), agent)
+	if err != nil {
+		t.Fatalf("an agent that trusts the old authority: %v", err)
+	}
+	_ = conn.Close()
 	if certs, err := pki.ParseCertificates(id.Authorities()); err != nil || len(certs) != 1 {
 		t.Errorf("the member trusts %d authorities (%v)", len(certs), err)
 	}

@@ -61,11 +61,14 @@ func (c *Coordinator) followLeadership(ctx context.Context) {
 			return
 		case elected = <-c.node.changes:
 		case <-c.node.stall.changed:
+			if c.node.lone {
+				continue // nobody else could lead meanwhile
+			}
 		case <-c.restart:
 		}
 		end()
 		end = func() {}
-		if elected && !(c.node.stall.stalled.Load() && !c.node.lone) {
+		if elected && (c.node.lone || !c.node.stall.stalled.Load()) {
 			end = c.beginTenure(ctx)
 		}
 	}
@@ -150,7 +153,7 @@ func (c *Coordinator) leaderTasks() []leaderTask {
 // handOver lets another coordinator lead before this one stops, so that nobody
 // has to notice its absence.
 func (c *Coordinator) handOver(ctx context.Context) {
-	if c.node.lone || c.node.raft.State() != raft.Leader || len(c.node.servers()) < 2 {
+	if c.node.lone || c.node.raft.State() != raft.Leader || len(c.node.servers()) < 2 || c.handedOver.Swap(true) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverWait)

@@ -165,9 +165,8 @@ func (c *confirmer) ask(s raft.Server, over <-chan struct{}) bool {
 		return false
 	}
 	defer func() { <-turn }()
-	own := []byte(c.node.address)
-	req := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(c.node.id), Addr: own},
-		Term: c.term, Leader: c.node.transport.EncodePeer(c.node.id, c.node.address)}
+	req := &raft.AppendEntriesRequest{Term: c.term, RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax,
+		ID: []byte(c.node.id), Addr: c.node.transport.EncodePeer(c.node.id, c.node.address)}}
 	var resp raft.AppendEntriesResponse
 	err := c.node.transport.AppendEntries(s.ID, s.Address, req, &resp)
 	return err == nil && resp.Success && resp.Term == c.term

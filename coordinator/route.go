@@ -22,12 +22,17 @@ import (
 type target struct {
 	link      *runnerLink
 	workspace *raftlogv1.Workspace
+	// onlyKnown, when set, is the schedule that lets the runner start nothing new.
+	onlyKnown string
 }
 
 // address sets the headers that the runner trusts. The request is the
 // coordinator's own, so nothing that the caller sent under these names is in it.
 func (t target) address(ctx context.Context, h http.Header) {
 	h.Set(skerryv1.HeaderNetworks, caller(ctx).networks())
+	if t.onlyKnown != "" {
+		h.Set(skerryv1.HeaderOnlyKnown, t.onlyKnown)
+	}
 	h.Set(skerryv1.HeaderAgent, t.workspace.GetAgent())
 	h.Set(skerryv1.HeaderWorkspace, t.workspace.GetId())
 	h.Set(skerryv1.HeaderEpoch, strconv.FormatUint(t.workspace.GetEpoch(), 10))

@@ -241,17 +241,21 @@ func (c *Coordinator) countLive(ctx context.Context, name string, cancel bool) (
 	return live, nil
 }
 
-// beginStart counts a call that may start an execution on the runner of to, and
-// refuses it when that is being drained.
-func (c *Coordinator) beginStart(to target) (end func(), err error) {
+// beginStart counts a call that may start an execution on the runner of to. While
+// that is being drained it is refused, or, with an idempotency key, passed on so
+// that the runner answers what the key has started before.
+func (c *Coordinator) beginStart(to *target, keyed bool) (end func(), err error) {
 	name := to.workspace.GetRunner()
 	to.link.starting.Add(1)
 	end = func() { to.link.starting.Add(-1) }
 	switch s := c.state.Read().Runner(name).GetSchedule(); s {
 	case skerryv1.RunnerDraining, skerryv1.RunnerDrained:
 		end()
-		return nil, problem.New(connect.CodeUnavailable, problem.RunnerDraining, "name another runner, or repeat the call when it takes work again (skerry runner list)",
-			"runner %q is %s and starts nothing new", name, s).Retry()
+		if !keyed {
+			return nil, problem.Draining(name, s)
+		}
+		to.onlyKnown = s
+		return func() {}, nil
 	}
 	return end, nil
 }

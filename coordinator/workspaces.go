@@ -18,15 +18,9 @@ type workspaceService struct{ c *Coordinator }
 // behind; of others it is as they last reported.
 func (s workspaceService) ListWorkspaces(ctx context.Context, req *connect.Request[skerryv1.ListWorkspacesRequest]) (*connect.Response[skerryv1.ListWorkspacesResponse], error) {
 	out := &skerryv1.ListWorkspacesResponse{}
-	view, id := s.c.state.Read(), caller(ctx)
-	all := view.WorkspacesOfAgent(id.subject)
-	if req.Msg.GetDescendants() {
-		for _, child := range view.Descendants(id.subject) {
-			all = append(all, view.WorkspacesOfAgent(child.GetName())...)
-		}
-	}
-	for _, ws := range all {
-		if id.allows(ws.GetRunner()) {
+	id := caller(ctx)
+	for _, ws := range s.c.usableWorkspaces(id) {
+		if ws.GetAgent() == id.subject || req.Msg.GetDescendants() {
 			out.Workspaces = append(out.Workspaces, s.current(ctx, ws))
 		}
 	}

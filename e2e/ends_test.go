@@ -68,7 +68,7 @@ func TestDrainOfARealRunner(t *testing.T) {
 	c, _ := d.agent("ann")
 	long := c.start(t, "sleep 300", nil)
 	d.eventually("it runs", func() bool { return c.get(t, long.Id).State == skerryv1.StateRunning })
-	queued := c.start(t, "true", nil)
+	queued := c.start(t, "true", &skerryv1.RunOptions{IdempotencyKey: "before"})
 	res, err := d.admin().run.DrainRunner(t.Context(), connect.NewRequest(&skerryv1.DrainRunnerRequest{Runner: "local", DeadlineS: proto.Uint32(1), Reason: "test"}))
 	if err != nil || res.Msg.Runner.Schedule != skerryv1.RunnerDraining {
 		t.Fatal(res, err)
@@ -76,6 +76,15 @@ func TestDrainOfARealRunner(t *testing.T) {
 	_, err = c.ex.RunShell(t.Context(), connect.NewRequest(&skerryv1.RunShellRequest{Command: "true"}))
 	if problem.Of(err).GetReason() != problem.RunnerDraining {
 		t.Errorf("a new execution: %v", err)
+	}
+	keyed := func(key string) (*connect.Response[skerryv1.RunShellResponse], error) {
+		return c.ex.RunShell(t.Context(), connect.NewRequest(&skerryv1.RunShellRequest{Command: "true", Options: &skerryv1.RunOptions{IdempotencyKey: key, Background: true}}))
+	}
+	if again, err := keyed("before"); err != nil || again.Msg.Execution.Id != queued.Id {
+		t.Errorf("a repeat of what was started before: %v, %v", again, err)
+	}
+	if _, err := keyed("new"); problem.Of(err).GetReason() != problem.RunnerDraining {
+		t.Errorf("a new execution with a key: %v", err)
 	}
 	res, err = d.admin().run.DrainRunner(t.Context(), connect.NewRequest(&skerryv1.DrainRunnerRequest{Runner: "local", DeadlineS: proto.Uint32(1), WaitMs: 30_000}))
 	if err != nil || res.Msg.Runner.Schedule != skerryv1.RunnerDrained || res.Msg.Runner.Drain.Cancelled != 2 || res.Msg.Runner.Drain.Left != 0 {

@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"connectrpc.com/connect"
 
@@ -31,6 +29,8 @@ type clients struct {
 	workspaces skerryv1connect.WorkspaceServiceClient
 	runners    skerryv1connect.RunnerServiceClient
 	tokens     skerryv1connect.TokenServiceClient
+	cluster    skerryv1connect.ClusterServiceClient
+	joins      skerryv1connect.JoinServiceClient
 	agents     skerryv1connect.AgentServiceClient
 	timers     skerryv1connect.TimerServiceClient
 	inbox      skerryv1connect.InboxServiceClient
@@ -73,7 +73,7 @@ func (a *app) resolve() (savedContext, error) {
 		}
 	}
 	// A token goes only to the endpoint that it was saved with.
-	if c.Token == "" && (c.Endpoint == "" || c.Endpoint == saved.Endpoint) {
+	if c.Token == "" && (c.Endpoint == "" || within(c.Endpoint, saved.Endpoint)) {
 		c.Token = saved.Token
 	}
 	c.Endpoint = first(c.Endpoint, saved.Endpoint)
@@ -82,20 +82,16 @@ func (a *app) resolve() (savedContext, error) {
 
 func (c savedContext) check() error {
 	switch {
-	case c.Endpoint == "":
+	case len(splitEndpoints(c.Endpoint)) == 0:
 		return errors.New("no endpoint; set SKERRY_ENDPOINT and SKERRY_TOKEN, or start one here with: skerry dev")
 	case c.Token == "":
 		return fmt.Errorf("no token for %s; set SKERRY_TOKEN; a saved token goes only to its own endpoint", c.Endpoint)
 	}
-	u, err := url.Parse(c.Endpoint)
-	if err == nil && u.User != nil {
-		return errors.New("endpoint: has a user name; the token alone says who calls")
-	}
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return fmt.Errorf("endpoint: %q is no URL such as https://skerry.example:7420", c.Endpoint)
-	}
-	return nil
+	return checkEndpoints(c.Endpoint)
 }
+
+// base is the endpoint that calls are made for; they may go to others.
+func (c savedContext) base() string { return splitEndpoints(c.Endpoint)[0] }
 
 func first(values ...string) string {
 	for _, v := range values {
@@ -111,11 +107,11 @@ func (a *app) clients() (*clients, error) {
 	if err != nil {
 		return nil, err
 	}
-	doer, err := a.httpClient(c)
+	doer, err := a.httpClient(c, nil)
 	if err != nil {
 		return nil, err
 	}
-	base := strings.TrimRight(c.Endpoint, "/")
+	base := c.base()
 	var options []connect.ClientOption
 	return &clients{
 		executions: skerryv1connect.NewExecutionServiceClient(doer, base, options...),
@@ -123,6 +119,8 @@ func (a *app) clients() (*clients, error) {
 		workspaces: skerryv1connect.NewWorkspaceServiceClient(doer, base, options...),
 		runners:    skerryv1connect.NewRunnerServiceClient(doer, base, options...),
 		tokens:     skerryv1connect.NewTokenServiceClient(doer, base, options...),
+		cluster:    skerryv1connect.NewClusterServiceClient(doer, base, options...),
+		joins:      skerryv1connect.NewJoinServiceClient(doer, base, options...),
 		agents:     skerryv1connect.NewAgentServiceClient(doer, base, options...),
 		timers:     skerryv1connect.NewTimerServiceClient(doer, base, options...),
 		inbox:      skerryv1connect.NewInboxServiceClient(doer, base, options...),
@@ -130,7 +128,8 @@ func (a *app) clients() (*clients, error) {
 	}, nil
 }
 
-func (a *app) httpClient(c savedContext) (*http.Client, error) {
+// httpClient speaks the given protocols, or what the endpoint chooses.
+func (a *app) httpClient(c savedContext, protocols *http.Protocols) (*http.Client, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if file := first(a.caFile, os.Getenv("SKERRY_CA_FILE")); file != "" {
 		pem, err := os.ReadFile(file)
@@ -143,8 +142,11 @@ func (a *app) httpClient(c savedContext) (*http.Client, error) {
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
+	if protocols != nil {
+		transport.Protocols = protocols
+	}
 	return &http.Client{
-		Transport: bearer{token: c.Token, next: transport},
+		Transport: bearer{token: c.Token, next: newFailover(c.Endpoint, transport)},
 		// The API never redirects; a redirect would carry the token elsewhere.
 		CheckRedirect: func(*http.Request, []*http.Request) error {
 			return errors.New("the endpoint redirects; set it to the final address")

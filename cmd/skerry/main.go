@@ -95,12 +95,12 @@ func (a *app) command() *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.BoolVar(&a.json, "json", false, "print the API message as JSON")
-	flags.StringVar(&a.endpoint, "endpoint", "", "coordinator to call (else SKERRY_ENDPOINT, else the context file)")
+	flags.StringVar(&a.endpoint, "endpoint", "", "coordinator to call, or several separated by commas, of which the first that can be dialled is (else SKERRY_ENDPOINT, else the context file)")
 	flags.StringVar(&a.token, "token", "", "bearer token (else SKERRY_TOKEN, else the context file); SKERRY_TOKEN keeps it out of ps")
 	flags.StringVar(&a.context, "context", "", "context file (else SKERRY_CONTEXT, else skerry/context.json in the user's configuration)")
 	flags.StringVar(&a.caFile, "ca-file", "", "PEM certificates that an https endpoint must chain to (else SKERRY_CA_FILE, else the system's)")
 	root.AddCommand(a.shCommand(), a.runCommand(), a.execCommand(), a.portForwardCommand(), a.fileCommand(), a.workspaceCommand(), a.transferCommand(),
-		a.runnerCommand(), a.tokenCommand(), a.agentCommand(), a.timerCommand(), a.inboxCommand(), a.devCommand(), a.mcpCommand(), a.doctorCommand(), a.versionCommand())
+		a.runnerCommand(), a.tokenCommand(), a.agentCommand(), a.timerCommand(), a.inboxCommand(), a.clusterCommand(), a.devCommand(), a.mcpCommand(), a.doctorCommand(), a.versionCommand())
 	return group(root)
 }
 

@@ -106,15 +106,14 @@ func (a *app) streamClient() (skerryv1connect.ExecutionServiceClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	client, err := a.httpClient(c)
+	var protocols http.Protocols
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	client, err := a.httpClient(c, &protocols)
 	if err != nil {
 		return nil, err
 	}
-	transport := client.Transport.(bearer).next.(*http.Transport)
-	transport.Protocols = new(http.Protocols)
-	transport.Protocols.SetHTTP2(true)
-	transport.Protocols.SetUnencryptedHTTP2(true)
-	return skerryv1connect.NewExecutionServiceClient(client, strings.TrimRight(c.Endpoint, "/")), nil
+	return skerryv1connect.NewExecutionServiceClient(client, c.base()), nil
 }
 
 // watch ends the forwarding with the execution. Daemons that are away for a

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"strconv"
 	"time"
 
 	"skerry.internal/proto/identity"
@@ -48,9 +49,10 @@ func New(cluster string, now time.Time) (*Authority, error) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: identity.SerialNumber(now, random()),
-		Subject:      pkix.Name{CommonName: "Skerry cluster " + cluster},
+		Subject:      pkix.Name{CommonName: "Skerry cluster " + cluster, SerialNumber: strconv.FormatInt(now.UnixMilli(), 36)},
 		NotBefore:    now.Add(-backdate), NotAfter: now.Add(Life),
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		// One below: the authority that follows is certified by this one.
+		IsCA: true, BasicConstraintsValid: true, MaxPathLen: 1,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -79,6 +81,17 @@ func Load(certificate, key []byte) (*Authority, error) {
 		return nil, errors.New("authority: the key is not the certificate's")
 	}
 	return &Authority{Certificate: certificate, Key: key, cert: cert, key: private}, nil
+}
+
+// Certify gives the authority next a certificate by a, in DER.
+func (a *Authority) Certify(next *Authority) ([]byte, error) {
+	template := *next.cert
+	template.MaxPathLen, template.MaxPathLenZero = 0, true
+	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, next.cert.PublicKey, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("certify the next authority: %w", err)
+	}
+	return der, nil
 }
 
 // Pin is what join tokens have of the authority.

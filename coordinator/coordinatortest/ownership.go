@@ -44,26 +44,3 @@ func (e executions) WriteInput(_ context.Context, req *connect.Request[skerryv1.
 func (e executions) ResizeTerminal(_ context.Context, req *connect.Request[skerryv1.ResizeTerminalRequest]) (*connect.Response[skerryv1.ResizeTerminalResponse], error) {
 	return connect.NewResponse(&skerryv1.ResizeTerminalResponse{}), e.refuse(req.Header(), req.Msg.GetExecutionId())
 }
-
-// PortForward implements ExecutionServiceHandler: it echoes.
-func (e executions) PortForward(_ context.Context, stream *connect.BidiStream[skerryv1.PortForwardRequest, skerryv1.PortForwardResponse]) error {
-	first, err := stream.Receive()
-	if err != nil {
-		return err
-	}
-	if err := e.refuse(stream.RequestHeader(), first.GetExecutionId()); err != nil {
-		return err
-	}
-	if err := stream.Send(&skerryv1.PortForwardResponse{Data: first.GetData()}); err != nil {
-		return err
-	}
-	for {
-		msg, err := stream.Receive()
-		if err != nil {
-			return nil //nolint:nilerr // the caller ended
-		}
-		if err := stream.Send(&skerryv1.PortForwardResponse{Data: msg.GetData()}); err != nil {
-			return err
-		}
-	}
-}

@@ -2,6 +2,8 @@ package coordinatortest
 
 import (
 	"context"
+	"errors"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -153,4 +155,23 @@ type workspaces struct {
 // History implements WorkspaceServiceHandler.
 func (w workspaces) History(_ context.Context, req *connect.Request[skerryv1.HistoryRequest]) (*connect.Response[skerryv1.HistoryResponse], error) {
 	return connect.NewResponse(&skerryv1.HistoryResponse{NextPageToken: req.Header().Get(skerryv1.HeaderEpoch)}), nil
+}
+
+// PortForward implements ExecutionServiceHandler: it sends back what comes.
+func (e executions) PortForward(_ context.Context, stream *connect.BidiStream[skerryv1.PortForwardRequest, skerryv1.PortForwardResponse]) error {
+	for {
+		msg, err := stream.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil && msg.GetExecutionId() != "" {
+			err = e.refuse(stream.RequestHeader(), msg.GetExecutionId())
+		}
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(&skerryv1.PortForwardResponse{Data: msg.GetData()}); err != nil {
+			return err
+		}
+	}
 }

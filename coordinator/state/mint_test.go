@@ -140,7 +140,7 @@ func TestRunnerLife(t *testing.T) {
 	if got := schedule("drained", "d0", "d0"); got.GetSchedule() != "draining" {
 		t.Errorf("report of another drain: %v", got)
 	}
-	l.apply(heads("r1", &raftlogv1.Head{WorkspaceId: "ws_1", Epoch: 1, Seq: 1, Digest: "d", State: "ready"}))
+	l.apply(heads("r1", &raftlogv1.Head{WorkspaceId: "ws_1", Epoch: 1, Seq: 1, Digest: "d", Commit: "c", State: "ready"}))
 	l.apply(&raftlogv1.Command{Op: &raftlogv1.Command_SetRunnerState{SetRunnerState: &raftlogv1.SetRunnerState{Name: "r1", State: "up"}}})
 	if f := remove(false).GetFailure(); f.GetReason() != problem.RunnerInUse {
 		t.Errorf("remove while up: %v", f)

@@ -142,7 +142,9 @@ func (p processor) recordEnds(cmd *raftlogv1.Command, op *raftlogv1.RecordEnds) 
 
 // worked reports whether an agent has, or had, a workspace on a runner, so that
 // the runner may tell of its executions.
-func (p processor) worked(agent, runner string) bool { return p.WorkspaceOf(agent, runner) != nil }
+func (p processor) worked(agent, runner string) bool {
+	return p.WorkspaceOf(agent, runner) != nil || p.BranchOf(agent, runner) != nil
+}
 
 func (p processor) takeEnd(cmd *raftlogv1.Command, end *raftlogv1.End) {
 	for _, timer := range all[raftlogv1.Timer](p.txn, tableTimers, indexExecution, end.GetExecutionId()) {

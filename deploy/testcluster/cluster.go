@@ -17,6 +17,7 @@ import (
 type plan struct {
 	Coordinators int               `json:"coordinators"`
 	Runners      int               `json:"runners"`
+	Disks        bool              `json:"disks,omitempty"`
 	Coordinator  map[string]string `json:"coordinatorSet,omitempty"`
 	Runner       map[string]string `json:"runnerSet,omitempty"`
 }
@@ -240,7 +241,10 @@ func (c *cluster) awaitMembers(ctx context.Context) error {
 func (c *cluster) down() error {
 	var errs []error
 	for _, n := range c.Nodes {
-		errs = append(errs, c.endAll(n))
+		if mounted(n.dataDir()) {
+			_ = n.unstall() // an error says that it was not stalled
+		}
+		errs = append(errs, c.endAll(n), n.removeDisk())
 	}
 	errs = append(errs, c.Hub.kill(), c.removeNetwork())
 	if err := errors.Join(errs...); err != nil {

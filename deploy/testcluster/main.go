@@ -62,6 +62,12 @@ func command() *cobra.Command {
 		simple(&dir, "resume NODE...", "Let paused nodes go on", -1, func(_ context.Context, c *cluster, nodes []string) error {
 			return c.eachNode(nodes, func(n *node) error { return c.signal(n, syscall.SIGCONT) })
 		}),
+		simple(&dir, "stall NODE...", "Let nothing be written to coordinators' disks (needs up --disks)", -1, func(_ context.Context, c *cluster, nodes []string) error {
+			return c.eachNode(nodes, (*node).stall)
+		}),
+		simple(&dir, "unstall NODE...", "Let the disks work again", -1, func(_ context.Context, c *cluster, nodes []string) error {
+			return c.eachNode(nodes, (*node).unstall)
+		}),
 		simple(&dir, "start NODE...", "Start nodes that do not run", -1, func(ctx context.Context, c *cluster, nodes []string) error {
 			return c.eachNode(nodes, func(n *node) error { return c.start(ctx, n) })
 		}),
@@ -103,6 +109,7 @@ func upCommand(dir *string) *cobra.Command {
 	}}
 	c.Flags().IntVar(&plan.Coordinators, "coordinators", plan.Coordinators, "how many: 1, 3 or 5")
 	c.Flags().IntVar(&plan.Runners, "runners", plan.Runners, "how many")
+	c.Flags().BoolVar(&plan.Disks, "disks", false, "give each coordinator a file system of its own, which can be stalled")
 	c.Flags().StringToStringVar(&plan.Coordinator, "coordinator-set", nil, "KEY=VALUE of every coordinator's configuration, such as raft.snapshot_threshold=100")
 	c.Flags().StringToStringVar(&plan.Runner, "runner-set", nil, "KEY=VALUE of every runner's configuration")
 	return c

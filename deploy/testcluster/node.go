@@ -71,6 +71,11 @@ func (c *cluster) start(ctx context.Context, n *node) error {
 	if err := os.MkdirAll(n.Dir, 0o711); err != nil {
 		return err
 	}
+	if c.Plan.Disks && n.Role == roleCoordinator {
+		if err := n.makeDisk(); err != nil {
+			return err
+		}
+	}
 	if err := os.WriteFile(n.config(), []byte(c.configOf(n)), 0o600); err != nil {
 		return err
 	}
@@ -119,7 +124,8 @@ join_token_file: %s
 metrics_listen: %s:%s
 proxy: none
 labels: {node: %s}
-`, n.Name, n.dataDir(), list, n.joinToken(), n.IP, portMetrics, n.Name)
+peer: {listen: "%s:%s"}
+`, n.Name, n.dataDir(), list, n.joinToken(), n.IP, portMetrics, n.Name, n.IP, portPeer)
 	}
 	enter := "bootstrap: true"
 	if n != c.Nodes[0] {

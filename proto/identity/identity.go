@@ -167,7 +167,8 @@ func (i *Identity) Request(name string) ([]byte, error) {
 	return x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}, i.key)
 }
 
-// Install makes certPEM this process's certificate and caPEM what it trusts,
+// Install makes certPEM this process's certificate, with what it is shown
+// together with after it, and caPEM what it trusts,
 // durably and at once: TLS configurations that were given out use them for
 // their next connection. On an error nothing has changed.
 func (i *Identity) Install(certPEM, caPEM []byte) error {
@@ -196,7 +197,8 @@ func (i *Identity) parse(text []byte) (*material, error) {
 	if len(certs) < 2 {
 		return nil, errors.New("want a certificate and its authority")
 	}
-	leaf, authorities := certs[0], certs[1:]
+	leaf := certs[0]
+	authorities, chain := partition(certs[1:])
 	if public, ok := leaf.PublicKey.(*ecdsa.PublicKey); !ok || !public.Equal(i.key.Public()) {
 		return nil, errors.New("the certificate is for another key")
 	}
@@ -211,12 +213,28 @@ func (i *Identity) parse(text []byte) (*material, error) {
 	}
 	// An authority goes with the leaf, so that who joins can check its key.
 	for _, ca := range authorities {
-		if leaf.CheckSignatureFrom(ca) == nil {
-			m.cert.Certificate = append(m.cert.Certificate, ca.Raw)
-			return m, nil
+		if leaf.CheckSignatureFrom(ca) != nil {
+			continue
 		}
+		for _, cert := range append([]*x509.Certificate{ca}, chain...) {
+			m.cert.Certificate = append(m.cert.Certificate, cert.Raw)
+		}
+		return m, nil
 	}
 	return nil, errors.New("none of the authorities signed the certificate")
+}
+
+// partition tells authorities that certify themselves from certificates by which
+// the one that signs is trusted by who trusts the one before.
+func partition(certs []*x509.Certificate) (authorities, chain []*x509.Certificate) {
+	for _, cert := range certs {
+		if cert.CheckSignatureFrom(cert) == nil {
+			authorities = append(authorities, cert)
+		} else {
+			chain = append(chain, cert)
+		}
+	}
+	return authorities, chain
 }
 
 // ParseCertificates reads one or more certificates in PEM.

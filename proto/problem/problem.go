@@ -109,6 +109,12 @@ func Missing(field, format string, args ...any) *Error {
 	return &Error{Code: connect.CodeNotFound, Reason: NotFound, Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
+// Draining refuses to start something on a runner that is draining or drained.
+func Draining(runner, schedule string) *Error {
+	return New(connect.CodeUnavailable, RunnerDraining, "name another runner, or repeat the call when it takes work again (skerry runner list)",
+		"runner %q is %s and starts nothing new", runner, schedule).Retry()
+}
+
 // New is any other error.
 func New(code connect.Code, reason, remedy, format string, args ...any) *Error {
 	return &Error{Code: code, Reason: reason, Remedy: remedy, Message: fmt.Sprintf(format, args...)}

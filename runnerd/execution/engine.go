@@ -192,6 +192,16 @@ func (e *Engine) Submit(ctx context.Context, w *workspace.Workspace, record *ske
 	return x.record.Id, nil
 }
 
+// Known gives the execution that an earlier request with the same idempotency
+// key started; "": there is none.
+func (e *Engine) Known(ctx context.Context, record *skerryv1.Execution, req proto.Message) (string, error) {
+	hash, err := requestHash(req)
+	if err != nil {
+		return "", err
+	}
+	return e.known(ctx, record, hash)
+}
+
 func (e *Engine) known(ctx context.Context, record *skerryv1.Execution, hash []byte) (string, error) {
 	if record.IdempotencyKey == "" {
 		return "", nil

@@ -9,6 +9,7 @@ import (
 	"skerry.internal/proto/problem"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 	"skerry.internal/runnerd/execution"
+	"skerry.internal/runnerd/workspace"
 )
 
 type executions struct{ *Services }
@@ -53,11 +54,25 @@ func (s executions) submit(ctx context.Context, req connect.AnyRequest, o *skerr
 	}
 	record := &skerryv1.Execution{Agent: w.Agent, Runner: s.cfg.Name, Command: command, IdempotencyKey: o.GetIdempotencyKey(),
 		Interactive: l.Input != nil, Terminal: l.Input != nil && l.Input.Terminal != nil}
-	id, err := s.engine.Submit(ctx, w, record, l, identity(req.Any()))
+	id, err := s.begin(ctx, req, w, record, l)
 	if err != nil {
 		return nil, err
 	}
 	return s.engine.Await(ctx, w.Agent, id, d)
+}
+
+// begin accepts an execution, or finds the one that used the key before; while
+// the runner is drained it does no more than that.
+func (s executions) begin(ctx context.Context, req connect.AnyRequest, w *workspace.Workspace, record *skerryv1.Execution, l execution.Launch) (string, error) {
+	why := req.Header().Get(skerryv1.HeaderOnlyKnown)
+	if why == "" {
+		return s.engine.Submit(ctx, w, record, l, identity(req.Any()))
+	}
+	id, err := s.engine.Known(ctx, record, identity(req.Any()))
+	if err == nil && id == "" {
+		err = problem.Draining(s.cfg.Name, why)
+	}
+	return id, err
 }
 
 // identity is the request without what does not change what is run.
@@ -71,7 +86,7 @@ func identity(req any) proto.Message {
 		o = r.Options
 	}
 	if o != nil {
-		o.WaitMs, o.Background, o.IdempotencyKey, o.Runner = nil, false, "", ""
+		o.WaitMs, o.Background, o.IdempotencyKey, o.Runner, o.RunnerSelector = nil, false, "", "", nil
 	}
 	return m
 }

@@ -97,6 +97,9 @@ const (
 	HeaderAgent     = "Skerry-Agent"
 	HeaderWorkspace = "Skerry-Workspace"
 	HeaderEpoch     = "Skerry-Epoch"
+	// HeaderOnlyKnown, when set, is why nothing new may be started: the schedule of
+	// the runner. A repeat of an idempotency key is answered all the same.
+	HeaderOnlyKnown = "Skerry-Only-Known"
 	// HeaderNetworks has the network policies that the caller's token may name,
 	// separated by commas; AllNetworks stands for all of them.
 	HeaderNetworks = "Skerry-Network-Policies"

@@ -2881,7 +2881,10 @@ type AuthorityKey struct {
 	// In DER.
 	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	// PKCS #8, in DER.
-	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Key []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// The same key certified by the authority before, in DER: by it who trusts
+	// that one still trusts this. Empty for a cluster's first.
+	Cross         []byte `protobuf:"bytes,3,opt,name=cross,proto3" json:"cross,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2926,6 +2929,13 @@ func (x *AuthorityKey) GetCertificate() []byte {
 func (x *AuthorityKey) GetKey() []byte {
 	if x != nil {
 		return x.Key
+	}
+	return nil
+}
+
+func (x *AuthorityKey) GetCross() []byte {
+	if x != nil {
+		return x.Cross
 	}
 	return nil
 }
@@ -5834,10 +5844,11 @@ const file_skerry_raftlog_v1_raftlog_proto_rawDesc = "" +
 	"\x04head\x18\x03 \x01(\v2\x17.skerry.raftlog.v1.HeadR\x04head\"W\n" +
 	"\x0eUpdateBranches\x12\x16\n" +
 	"\x06runner\x18\x01 \x01(\tR\x06runner\x12-\n" +
-	"\x05heads\x18\x02 \x03(\v2\x17.skerry.raftlog.v1.HeadR\x05heads\"B\n" +
+	"\x05heads\x18\x02 \x03(\v2\x17.skerry.raftlog.v1.HeadR\x05heads\"X\n" +
 	"\fAuthorityKey\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\fR\x03key\"\xac\x01\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x14\n" +
+	"\x05cross\x18\x03 \x01(\fR\x05cross\"\xac\x01\n" +
 	"\tAuthority\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
