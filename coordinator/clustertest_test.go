@@ -84,7 +84,11 @@ func startFleetWith(t testing.TB, n int, configure func(*Config)) *fleet {
 }
 
 // newFleet has no nodes yet; those that it gets are stopped with the test.
+// newFleet begins a fleet, beside those of other tests: they wait more than they work.
 func newFleet(t testing.TB) *fleet {
+	if test, ok := t.(*testing.T); ok {
+		test.Parallel()
+	}
 	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string), conns: make(map[*fleetConn]bool)}
 	_ = t.TempDir() // first, so that it is removed last
 	t.Cleanup(f.stopAll)
