@@ -26,6 +26,9 @@ import (
 	"connectrpc.com/connect"
 )
 
+// fleetWait is how long a call to a fleet waits for a leader.
+const fleetWait = 1500 * time.Millisecond
+
 // fleet is a cluster of coordinators in this process: real TLS on loopback, real
 // stores on disk. Its network can be cut and its disks be made to hang.
 type fleet struct {
@@ -65,9 +68,8 @@ func startFleet(t testing.TB, n int) *fleet { return startFleetWith(t, n, nil) }
 
 func startFleetWith(t testing.TB, n int, configure func(*Config)) *fleet {
 	t.Helper()
-	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string),
-		conns: make(map[*fleetConn]bool), configure: configure}
-	t.Cleanup(f.stopAll)
+	f := newFleet(t)
+	f.configure = configure
 	first := f.add("c1", func(cfg *Config) { cfg.Cluster.Bootstrap = true })
 	first.start()
 	f.until("c1 leads", first.leads)
@@ -80,6 +82,18 @@ func startFleetWith(t testing.TB, n int, configure func(*Config)) *fleet {
 		f.join(fmt.Sprintf("c%d", i))
 	}
 	f.awaitVoters(n)
+	return f
+}
+
+// newFleet has no nodes yet; those that it gets are stopped with the test.
+// newFleet begins a fleet, beside those of other tests: they wait more than they work.
+func newFleet(t testing.TB) *fleet {
+	if test, ok := t.(*testing.T); ok {
+		test.Parallel()
+	}
+	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string), conns: make(map[*fleetConn]bool)}
+	_ = t.TempDir() // first, so that it is removed last
+	t.Cleanup(f.stopAll)
 	return f
 }
 
@@ -242,7 +256,7 @@ func (n *node) start() {
 		n.fleet.t.Fatal(err)
 	}
 	c, err := New(n.fleet.t.Context(), n.cfg, Deps{Logger: testLogger(n.fleet.t).With("node", n.name), Version: "test", Registerer: n.newRegistry(),
-		hooks: hooks{dial: n.fleet.dialer(n.name), wrapLog: n.disk.wrap, command: &n.command}})
+		hooks: hooks{dial: n.fleet.dialer(n.name), wrapLog: n.disk.wrap, command: &n.command, wait: fleetWait}})
 	if err != nil {
 		n.fleet.t.Fatal(errors.Join(err, ln.Close()))
 	}

@@ -156,8 +156,9 @@ func pageRequest(req *skerryv1.ListExecutionsRequest) (*skerryv1.ListExecutionsR
 func (c *Coordinator) runnersToAsk(ctx context.Context, runner string) ([]*raftlogv1.Workspace, error) {
 	view, id := c.state.Read(), caller(ctx)
 	if runner == "" {
-		return slices.DeleteFunc(view.WorkspacesOfAgent(id.subject), func(ws *raftlogv1.Workspace) bool {
-			return ws.GetLost() || !id.allows(ws.GetRunner())
+		all := append(view.WorkspacesOfAgent(id.subject), c.formerWorkspaces(view, id.subject)...)
+		return slices.DeleteFunc(all, func(ws *raftlogv1.Workspace) bool {
+			return ws.GetLost() || ws.GetRestore() != nil || !id.allows(ws.GetRunner())
 		}), nil
 	}
 	if !id.allows(runner) {
@@ -166,7 +167,7 @@ func (c *Coordinator) runnersToAsk(ctx context.Context, runner string) ([]*raftl
 	if view.Runner(runner) == nil {
 		return nil, unknownRunner(view, id, runner, "runner")
 	}
-	if ws := view.WorkspaceOf(id.subject, runner); ws != nil && !ws.GetLost() {
+	if ws := workspaceAt(view, id.subject, runner); ws != nil && !ws.GetLost() && ws.GetRestore() == nil {
 		return []*raftlogv1.Workspace{ws}, nil
 	}
 	return nil, nil

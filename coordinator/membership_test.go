@@ -155,8 +155,8 @@ func TestLoneBecomesACluster(t *testing.T) {
 	id := k.ClusterID()
 	k.stop()
 
-	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string), conns: make(map[*fleetConn]bool), admin: secret}
-	t.Cleanup(f.stopAll)
+	f := newFleet(t)
+	f.admin = secret
 	first := f.add("coordinator-1", func(c *Config) { c.DataDir = cfg.DataDir })
 	first.start()
 	f.until("it leads", first.leads)
@@ -183,6 +183,9 @@ func TestLoneBecomesACluster(t *testing.T) {
 // by a snapshot, and the log's file does not grow without bound.
 func TestF45FollowerCatchesUpBySnapshot(t *testing.T) {
 	f := startFleetWith(t, 3, func(cfg *Config) {
+		// No election comes between: what is tested is how far the log reaches.
+		cfg.Raft.HeartbeatTimeout, cfg.Raft.ElectionTimeout = config.Duration(2*time.Second), config.Duration(2*time.Second)
+		cfg.Raft.StallTimeout = config.Duration(10 * time.Second)
 		cfg.Raft.TrailingLogs, cfg.Raft.SnapshotThreshold = 32, 64
 		cfg.Raft.SnapshotInterval = config.Duration(20 * time.Millisecond)
 	})
@@ -246,8 +249,7 @@ func (n *node) writeRunners(out io.Writer) {
 // A member that does not know the newest commands holds the cluster back to what
 // it knows, until it is upgraded.
 func TestOldMemberHoldsTheVersionBack(t *testing.T) {
-	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string), conns: make(map[*fleetConn]bool)}
-	t.Cleanup(f.stopAll)
+	f := newFleet(t)
 	lone := f.add("c1", func(cfg *Config) { cfg.Cluster.Bootstrap = true })
 	lone.command.Store(3) // a program of the future, whose cluster
 	lone.start()

@@ -80,6 +80,20 @@ func (r Reader) BranchesOfRunner(runner string) []*raftlogv1.Branch {
 	return all[raftlogv1.Branch](r.txn, tableBranches, indexRunner, runner)
 }
 
+// BranchesOfAgent lists what runners have of an agent's workspaces that went on
+// elsewhere, by runner.
+func (r Reader) BranchesOfAgent(agent string) []*raftlogv1.Branch {
+	it, err := r.txn.LowerBound(tableBranches, indexOwner, agent, "")
+	if err != nil {
+		panic("state: " + err.Error())
+	}
+	var out []*raftlogv1.Branch
+	for raw := it.Next(); raw != nil && raw.(*raftlogv1.Branch).GetAgent() == agent; raw = it.Next() {
+		out = append(out, raw.(*raftlogv1.Branch))
+	}
+	return out
+}
+
 // BranchOf finds a branch of an agent on a runner, so that what the runner has
 // of the agent stays addressable.
 func (r Reader) BranchOf(agent, runner string) *raftlogv1.Branch {

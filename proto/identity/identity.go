@@ -113,7 +113,7 @@ func newKey(path string) (*ecdsa.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	return key, writeFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	return key, WriteSecret(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 // Ready reports whether a certificate is installed.
@@ -191,7 +191,7 @@ func (i *Identity) Install(certPEM, caPEM []byte) error {
 	if old := i.current.Load(); old != nil && old.peer.Cluster != m.peer.Cluster {
 		return fmt.Errorf("install certificate: it is of cluster %s, this host of %s", m.peer.Cluster, old.peer.Cluster)
 	}
-	if err := writeFile(filepath.Join(i.dir, certFile), text); err != nil {
+	if err := WriteSecret(filepath.Join(i.dir, certFile), text); err != nil {
 		return fmt.Errorf("install certificate: %w", err)
 	}
 	i.current.Store(m)
@@ -273,8 +273,8 @@ func ParseCertificates(text []byte) ([]*x509.Certificate, error) {
 	return out, nil
 }
 
-// writeFile replaces path durably; nobody else can ever read it.
-func writeFile(path string, text []byte) (err error) {
+// WriteSecret replaces path durably; nobody else can ever read it.
+func WriteSecret(path string, text []byte) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, ".identity-*") // mode 0600
 	if err != nil {
