@@ -103,6 +103,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	if d.identity, err = identity.Open(filepath.Join(cfg.DataDir, "tls")); err != nil {
 		return err
 	}
+	d.registerSelf(d.deps.Metrics)
 	// The store's lock comes first: two daemons on one directory do no harm.
 	if d.store, err = cas.Open(ctx, filepath.Join(cfg.DataDir, "cas"), cas.Config{Logger: d.deps.Logger}); err != nil {
 		return fmt.Errorf("open store: %w", err)
