@@ -31,6 +31,14 @@ func seeded(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
+// soakTime is SKERRY_SOAK, or how long a test takes without it.
+func soakTime(short time.Duration) time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("SKERRY_SOAK")); err == nil {
+		return d
+	}
+	return short
+}
+
 // upTo is a random time in milliseconds.
 func upTo(random *rand.Rand, least, most int) time.Duration {
 	return time.Duration(least+random.IntN(most-least+1)) * time.Millisecond
