@@ -94,6 +94,19 @@ func TestRemovingTheLeaderHandsOver(t *testing.T) {
 	f.mustToken("agent", "ann")
 }
 
+// A runner whose link lasts is told where the coordinators are now.
+func TestRunnersAreToldOfNewCoordinators(t *testing.T) {
+	f := startFleet(t, 3)
+	r := f.runner("r1", f.leader().cfg.Advertise)
+	f.join("n4")
+	f.awaitVoters(4)
+	f.until("the runner is told of four", func() bool { return len(r.Coordinators()) == 4 || r.Attached() > 1 })
+	if err := f.remove(f.followers()[0].name); err != nil {
+		t.Fatal(err)
+	}
+	f.until("the runner is told of three", func() bool { return len(r.Coordinators()) == 3 || r.Attached() > 1 })
+}
+
 func TestRemovalKeepsAMajority(t *testing.T) {
 	f := startFleet(t, 3)
 	dead := f.followers()[0]
