@@ -17,6 +17,8 @@ import (
 type State struct {
 	// Swapped as a whole by Restore.
 	db atomic.Pointer[memdb.MemDB]
+	// Whether Unreplicated lists workspaces without a policy of their own.
+	replicates bool
 	// Not for readers.
 	memory *memory
 	// Closed and renewed after each change.
@@ -24,9 +26,13 @@ type State struct {
 }
 
 // New is the empty state.
-func New() *State {
-	s := &State{memory: newMemory()}
-	s.db.Store(newDB())
+func New() *State { return NewReplicating(true) }
+
+// NewReplicating is New with or without a place for Unreplicated to find
+// workspaces that have no policy of their own.
+func NewReplicating(byDefault bool) *State {
+	s := &State{memory: newMemory(), replicates: byDefault}
+	s.db.Store(newDB(byDefault))
 	s.notify()
 	return s
 }

@@ -36,6 +36,9 @@ const mostEndpoints = 16
 
 const (
 	handshakeTimeout = 10 * time.Second
+	// A host that is gone answers nothing; one that is there does within this,
+	// though a packet is lost on the way.
+	connectTimeout = 3 * time.Second
 	// Silence after which the peer is pinged, and the time that it has to answer.
 	pingAfter   = 5 * time.Second
 	pingTimeout = 5 * time.Second
