@@ -102,7 +102,7 @@ func (f *fleet) add(name string, configure func(*Config)) *node {
 	f.t.Helper()
 	cfg := testConfig(f.t.TempDir())
 	cfg.Name = name
-	cfg.Raft.HeartbeatTimeout, cfg.Raft.ElectionTimeout = config.Duration(250*time.Millisecond), config.Duration(250*time.Millisecond)
+	cfg.Raft.HeartbeatTimeout, cfg.Raft.ElectionTimeout = config.Duration(500*time.Millisecond), config.Duration(500*time.Millisecond)
 	cfg.Raft.StallTimeout = config.Duration(400 * time.Millisecond)
 	cfg.Cluster.Stabilization = config.Duration(200 * time.Millisecond)
 	cfg.Listen, cfg.Cluster.Listen = freeAddress(f.t), freeAddress(f.t)

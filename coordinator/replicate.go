@@ -227,11 +227,7 @@ func (c *Coordinator) choose(ws *raftlogv1.Workspace, fits func(runner string) b
 	for i := range runners {
 		runners[i].Occupied = false
 	}
-	d := placement.Place(runners, placement.Request{Policy: c.cfg.Placement.Policy})
-	if len(d.Candidates) == 0 {
-		return ""
-	}
-	return d.Candidates[0].Runner
+	return placement.Best(runners, placement.Request{Policy: c.cfg.Placement.Policy})
 }
 
 // replicationOf shows how a workspace is replicated.

@@ -96,6 +96,16 @@ func (r Reader) BranchesOfAgent(agent string) []*raftlogv1.Branch {
 	return out
 }
 
+// RunnersWithBranches are those that have, or had when they were last seen,
+// something of a workspace that went on elsewhere.
+func (r Reader) RunnersWithBranches() map[string]bool {
+	out := make(map[string]bool)
+	for _, b := range all[raftlogv1.Branch](r.txn, tableBranches, indexRunner) {
+		out[b.GetRunner()] = true
+	}
+	return out
+}
+
 // BranchOf finds a branch of an agent on a runner, so that what the runner has
 // of the agent stays addressable.
 func (r Reader) BranchOf(agent, runner string) *raftlogv1.Branch {

@@ -135,7 +135,7 @@ func (s *State) Restore(r io.Reader) error {
 	txn.Commit()
 	s.db.Store(db)
 	s.memory = remembered
-	s.notify()
+	s.notify(everything())
 	return nil
 }
 

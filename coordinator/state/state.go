@@ -23,6 +23,7 @@ type State struct {
 	memory *memory
 	// Closed and renewed after each change.
 	changed atomic.Pointer[chan struct{}]
+	waiters waiters
 }
 
 // New is the empty state.
@@ -33,7 +34,7 @@ func New() *State { return NewReplicating(true) }
 func NewReplicating(byDefault bool) *State {
 	s := &State{memory: newMemory(), replicates: byDefault}
 	s.db.Store(newDB(byDefault))
-	s.notify()
+	s.notify(everything())
 	return s
 }
 
@@ -42,11 +43,9 @@ func NewReplicating(byDefault bool) *State {
 func (s *State) Changed() <-chan struct{} { return *s.changed.Load() }
 
 // notify wakes those who wait; like Apply, it has one caller at a time.
-func (s *State) notify() {
-	next := make(chan struct{})
-	if old := s.changed.Swap(&next); old != nil {
-		close(*old)
-	}
+func (s *State) notify(which touched) {
+	renew(&s.changed)
+	s.waiters.wake(which)
 }
 
 // Read gives a consistent view that later commands do not change. Records in
