@@ -29,7 +29,13 @@ func (s executionService) RunShell(ctx context.Context, req *connect.Request[ske
 		return nil, err
 	}
 	defer end()
-	res, err := forward(ctx, to, req.Msg, to.link.executions.RunShell, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	ask := func(at target) (*connect.Response[skerryv1.RunShellResponse], error) {
+		return forward(ctx, at, req.Msg, at.link.executions.RunShell, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	}
+	res, err := repeated(ctx, s.c, to, req.Msg.GetOptions(), ask)
+	if res == nil && err == nil {
+		res, err = ask(to)
+	}
 	if err == nil {
 		s.c.saw(ctx, res.Msg.GetExecution())
 	}
@@ -43,7 +49,13 @@ func (s executionService) RunCommand(ctx context.Context, req *connect.Request[s
 		return nil, err
 	}
 	defer end()
-	res, err := forward(ctx, to, req.Msg, to.link.executions.RunCommand, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	ask := func(at target) (*connect.Response[skerryv1.RunCommandResponse], error) {
+		return forward(ctx, at, req.Msg, at.link.executions.RunCommand, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	}
+	res, err := repeated(ctx, s.c, to, req.Msg.GetOptions(), ask)
+	if res == nil && err == nil {
+		res, err = ask(to)
+	}
 	if err == nil {
 		s.c.saw(ctx, res.Msg.GetExecution())
 	}

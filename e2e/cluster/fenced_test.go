@@ -87,7 +87,7 @@ func TestI6CutOffRunnerIsFenced(t *testing.T) {
 		t.Fatalf("moved: %+v, replica was on %s", moved, ws.Replication.Runner)
 	}
 	b.until("restored", func() bool { return b.workspaces(agent)[0].State == "ready" })
-	e := b.sh(agent, "", "cat f d/kept; echo moved > f; echo new > only-new")
+	e := b.ended(agent, b.start(agent, "cat f d/kept; echo moved > f; echo new > only-new", map[string]any{"firstUse": true}).ID)
 	if e.Runner != moved.Workspace.Runner || e.Stdout.Text != "base\nkept\n" || e.Snapshot.Seq != ws.Head.Seq+2 { // the other runner has adopted it by a commit
 		t.Fatalf("after the move: on %s, %q, %+v after %+v", e.Runner, e.Stdout.Text, e.Snapshot, ws.Head)
 	}

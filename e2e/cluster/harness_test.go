@@ -82,6 +82,11 @@ func (b *testbed) run(args ...string) {
 	}
 }
 
+// killQuietly kills a node while other goroutines look at what the tool last told.
+func (b *testbed) killQuietly(name string) error {
+	return exec.Command(tool, "--dir", b.dir, "kill", name).Run()
+}
+
 func (b *testbed) try(args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
