@@ -2,6 +2,7 @@ package state
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -92,14 +93,22 @@ type recordWriter struct {
 	w   *bufio.Writer
 	n   int64
 	err error
+	// Used again for each record: a large state has millions.
+	size, raw []byte
 }
 
 func (r *recordWriter) write(record *raftlogv1.SnapshotRecord) {
 	if r.err != nil {
 		return
 	}
-	n, err := protodelim.MarshalOptions{MarshalOptions: proto.MarshalOptions{Deterministic: true}}.MarshalTo(r.w, record)
-	r.n, r.err = r.n+int64(n), err
+	if r.raw, r.err = (proto.MarshalOptions{Deterministic: true}).MarshalAppend(r.raw[:0], record); r.err != nil {
+		return
+	}
+	r.size = binary.AppendUvarint(r.size[:0], uint64(len(r.raw)))
+	for _, part := range [][]byte{r.size, r.raw} {
+		n, err := r.w.Write(part)
+		r.n, r.err = r.n+int64(n), errors.Join(r.err, err)
+	}
 }
 
 func (r *recordWriter) finish() (int64, error) {
