@@ -9,6 +9,7 @@ type holder struct{ Role, Name, Serial, Generation string }
 // A runner whose only way out is an HTTP proxy does all that others do: it joins,
 // works, copies both ways by a relay, and renews its certificate.
 func TestRunnerBehindAProxy(t *testing.T) {
+	t.Parallel()
 	b := up(t, "--runners", "1")
 	proxy := b.add("proxy")
 	behind := b.add("runner", "--via", proxy)

@@ -132,6 +132,7 @@ while True:
 // at the leader and at the others; and so does the denial of a runner or of a
 // coordinator end its part in the cluster.
 func TestRevocationEndsWhatGoesOn(t *testing.T) {
+	t.Parallel()
 	b := up(t, "--runners", "2")
 	b.revokedTokens()
 	b.deniedRunner("r2")
