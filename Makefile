@@ -72,6 +72,11 @@ soak: build ## For SOAK (default 5m) each: collect garbage beside four writers, 
 bench: setup build ## Measure the budgets, side by side with bare bubblewrap
 	@SKERRY_BIN=$(CURDIR)/bin deploy/scripts/bench.sh
 
+.PHONY: sim
+SIM ?=
+sim: build ## Measure a coordinator with 10,000 simulated runners and 1 M workspaces (SIM="-coordinators 3 -workspaces 100000" for others)
+	@ulimit -n "$$(ulimit -Hn)" && go run ./deploy/sim -bin bin $(SIM)
+
 .PHONY: vmtest
 vmtest: ## Run the limit, verdict and tier tests in a virtual machine with systemd and cgroup v2 (as root)
 	@deploy/scripts/setup.sh vmtest

@@ -63,6 +63,9 @@ func (s clusterService) SaveSnapshot(ctx context.Context, _ *connect.Request[ske
 // takeSnapshot makes a snapshot of all that is applied, or finds it made, and
 // gives the newest one's id.
 func (c *Coordinator) takeSnapshot(ctx context.Context) (string, error) {
+	if err := c.settle(ctx); err != nil {
+		return "", err
+	}
 	err := wait(ctx, c.node.raft.Snapshot())
 	if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
 		return "", problem.New(connect.CodeUnavailable, problem.StoreFailed, "repeat the call; if it persists, look at the coordinator's disk",
@@ -73,6 +76,16 @@ func (c *Coordinator) takeSnapshot(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("list snapshots: %w", errors.Join(err, errors.New("there is none")))
 	}
 	return list[0].ID, nil
+}
+
+// settle waits until all that is in the log so far is committed and applied: Raft
+// neither takes nor restores a snapshot while a change of its configuration is
+// under way.
+func (c *Coordinator) settle(ctx context.Context) error {
+	if err := wait(ctx, c.node.raft.Barrier(recoveryTimeout)); err != nil {
+		return notLeader("this coordinator could not settle its log").Because(err)
+	}
+	return nil
 }
 
 // describe reads a snapshot once for its checksum. data is the same from its
@@ -189,6 +202,9 @@ func (c *Coordinator) restore(ctx context.Context, spool *os.File, info *skerryv
 		_ = fit.Close()
 		_ = os.Remove(fit.Name())
 	}()
+	if err := c.settle(ctx); err != nil {
+		return 0, err
+	}
 	meta := &raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Index: info.GetIndex(), Term: info.GetTerm(), Size: size}
 	c.logger.WarnContext(ctx, "the state is being replaced by a snapshot", "cluster", info.GetClusterId(), "index", info.GetIndex())
 	if err := c.node.raft.Restore(meta, fit, restoreTimeout); err != nil {
@@ -208,7 +224,7 @@ func (c *Coordinator) refit(spool *os.File) (*os.File, int64, error) {
 	if _, err := spool.Seek(0, io.SeekStart); err != nil {
 		return nil, 0, fmt.Errorf("spool snapshot: %w", err)
 	}
-	scratch := state.New()
+	scratch := state.NewReplicating(false)
 	if err := scratch.Restore(spool); err != nil {
 		return nil, 0, damaged(err.Error())
 	}

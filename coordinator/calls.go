@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"skerry.internal/coordinator/state"
 	"skerry.internal/proto/problem"
 )
 
@@ -134,7 +135,7 @@ func tokenExpired() *problem.Error { return unauthenticated("the token has expir
 // revoked, by whatever command.
 func (c *Coordinator) endCalls(ctx context.Context) {
 	for {
-		changed := c.state.Changed()
+		changed := c.state.ChangedIn(state.Tokens)
 		c.calls.sweep(c.refuseToken)
 		if !awaitChange(ctx, changed, sweepDelay) {
 			return

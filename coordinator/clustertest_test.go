@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"skerry.internal/config"
 	pki "skerry.internal/proto/identity"
@@ -57,6 +58,7 @@ type node struct {
 	running   bool
 	serveStop context.CancelFunc
 	served    chan error
+	registry  *prometheus.Registry
 	// What Serve gave, once it has ended.
 	ended error
 }
@@ -100,7 +102,7 @@ func (f *fleet) add(name string, configure func(*Config)) *node {
 	f.t.Helper()
 	cfg := testConfig(f.t.TempDir())
 	cfg.Name = name
-	cfg.Raft.HeartbeatTimeout, cfg.Raft.ElectionTimeout = config.Duration(250*time.Millisecond), config.Duration(250*time.Millisecond)
+	cfg.Raft.HeartbeatTimeout, cfg.Raft.ElectionTimeout = config.Duration(500*time.Millisecond), config.Duration(500*time.Millisecond)
 	cfg.Raft.StallTimeout = config.Duration(400 * time.Millisecond)
 	cfg.Cluster.Stabilization = config.Duration(200 * time.Millisecond)
 	cfg.Listen, cfg.Cluster.Listen = freeAddress(f.t), freeAddress(f.t)
@@ -240,6 +242,12 @@ func (f *fleet) stopAll() {
 	}
 }
 
+// newRegistry is a registry that is read through metrics of the running node.
+func (n *node) newRegistry() *prometheus.Registry {
+	n.registry = prometheus.NewRegistry()
+	return n.registry
+}
+
 // start starts a node, again with what is in its data directory.
 func (n *node) start() {
 	n.fleet.t.Helper()
@@ -247,7 +255,7 @@ func (n *node) start() {
 	if err != nil {
 		n.fleet.t.Fatal(err)
 	}
-	c, err := New(n.fleet.t.Context(), n.cfg, Deps{Logger: testLogger(n.fleet.t).With("node", n.name), Version: "test",
+	c, err := New(n.fleet.t.Context(), n.cfg, Deps{Logger: testLogger(n.fleet.t).With("node", n.name), Version: "test", Registerer: n.newRegistry(),
 		hooks: hooks{dial: n.fleet.dialer(n.name), wrapLog: n.disk.wrap, command: &n.command, wait: fleetWait}})
 	if err != nil {
 		n.fleet.t.Fatal(errors.Join(err, ln.Close()))

@@ -17,6 +17,7 @@ import (
 
 	"skerry.internal/coordinator/state"
 	pki "skerry.internal/proto/identity"
+	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
 // Deps are what a coordinator needs from its process.
@@ -112,7 +113,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Coordinator, error) {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	c := &Coordinator{cfg: cfg.withDefaults(), logger: deps.Logger, metrics: newMetrics(deps.Registerer), version: deps.Version, hooks: deps.hooks,
-		state: state.New(), links: newLinkSet(), restart: make(chan struct{}, 1), removed: make(chan struct{})}
+		state: state.NewReplicating(cfg.Replication.Policy != skerryv1.ReplicateNone), links: newLinkSet(), restart: make(chan struct{}, 1), removed: make(chan struct{})}
 	var err error
 	if c.identity, err = pki.Open(filepath.Join(cfg.DataDir, identityDir)); err != nil {
 		return nil, err

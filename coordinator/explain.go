@@ -16,14 +16,22 @@ import (
 
 // runnersFor is what placement has to know for a new workspace of an agent.
 func (c *Coordinator) runnersFor(view state.Reader, agent string) []placement.Runner {
-	var out []placement.Runner
-	for _, r := range view.Runners() {
+	known := view.Runners()
+	out := make([]placement.Runner, 0, len(known))
+	occupied := make(map[string]bool)
+	for _, ws := range view.WorkspacesOfAgent(agent) {
+		occupied[ws.GetRunner()] = true
+	}
+	for _, r := range known {
 		p := placement.Runner{Name: r.GetName(), Labels: r.GetLabels(), Tier: r.GetTier(), Slots: r.GetSlots(), Schedule: r.GetSchedule(),
-			Occupied: view.WorkspaceOf(agent, r.GetName()) != nil}
+			Occupied: occupied[r.GetName()]}
 		if l := c.links.get(r.GetName()); l != nil {
 			p.Up, p.Busy = true, busyOf(l)
 			told := l.inventory()
-			p.Environments, p.Free = told.environments, make(map[string]uint32)
+			p.Environments = told.environments
+			if len(told.devices) > 0 {
+				p.Free = make(map[string]uint32, len(told.devices))
+			}
 			for _, d := range told.devices {
 				p.Free[d.GetKind()] = d.GetFree()
 			}
@@ -56,10 +64,11 @@ func conditions(selector []string, field string) ([]placement.Condition, error) 
 
 // placeAgent chooses a runner for an agent that has none.
 func (c *Coordinator) placeAgent(view state.Reader, id identity, selector []placement.Condition) (string, error) {
-	d := placement.Place(c.runnersFor(view, id.subject), placement.Request{Scope: id.runners, Selector: selector, Policy: c.cfg.Placement.Policy})
-	if len(d.Candidates) > 0 {
-		return d.Candidates[0].Runner, nil
+	runners, req := c.runnersFor(view, id.subject), placement.Request{Scope: id.runners, Selector: selector, Policy: c.cfg.Placement.Policy}
+	if name := placement.Best(runners, req); name != "" {
+		return name, nil
 	}
+	d := placement.Place(runners, req)
 	e := problem.New(connect.CodeUnavailable, problem.NoRunner, "start a runnerd, or wait until one is up (skerry runner list)", "no runner is up").Retry()
 	// Of runners outside of the token's scope nothing is told.
 	visible := slices.DeleteFunc(d.Rejected, func(r placement.Rejection) bool { return r.Reason == placement.OutOfScope })

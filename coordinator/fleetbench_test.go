@@ -1,8 +1,15 @@
 package coordinator
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"math/big"
+	"net"
 	"path/filepath"
 	"testing"
 	"time"
@@ -48,17 +55,45 @@ func BenchmarkFleetRead(b *testing.B) {
 	})
 }
 
-// BenchmarkBareRaft3 is the library alone with three nodes by TCP on loopback and
+// bareStream is TLS of both ends, with one certificate for all.
+type bareStream struct {
+	net.Listener
+	config *tls.Config
+}
+
+// Dial implements raft.StreamLayer.
+func (s bareStream) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	return tls.DialWithDialer(&net.Dialer{Timeout: timeout}, "tcp", string(address), s.config)
+}
+
+func newBareStream(b *testing.B) bareStream {
+	b.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		b.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		b.Fatal(err)
+	}
+	config := &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS13,
+		ClientAuth: tls.RequireAnyClientCert, InsecureSkipVerify: true}
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return bareStream{ln, config}
+}
+
+// BenchmarkBareRaft3 is the library alone with three nodes by TLS on loopback and
 // the same stores.
 func BenchmarkBareRaft3(b *testing.B) {
 	var servers []raft.Server
 	var nodes []*raft.Raft
 	var transports []*raft.NetworkTransport
 	for _, name := range []string{"a", "b", "c"} {
-		transport, err := raft.NewTCPTransportWithLogger("127.0.0.1:0", nil, raftConns, raftIOTimeout, hclog.NewNullLogger())
-		if err != nil {
-			b.Fatal(err)
-		}
+		transport := raft.NewNetworkTransportWithLogger(newBareStream(b), raftConns, raftIOTimeout, hclog.NewNullLogger())
 		transports = append(transports, transport)
 		servers = append(servers, raft.Server{ID: raft.ServerID(name), Address: transport.LocalAddr()})
 	}

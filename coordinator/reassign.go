@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"skerry.internal/coordinator/state"
 	"skerry.internal/proto/ids"
 	"skerry.internal/proto/problem"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
@@ -129,11 +130,15 @@ func (c *Coordinator) moveWorkspaces(ctx context.Context) {
 	m := &mover{c: c, busy: map[string]bool{}}
 	defer m.wg.Wait()
 	for {
-		changed := c.state.Changed()
+		changed := c.state.ChangedIn(state.Fleet)
 		for _, ws := range c.state.Read().Restoring() {
 			m.begin(ctx, ws.GetId())
 		}
+		away := c.state.Read().RunnersWithBranches()
 		for _, l := range c.links.all() {
+			if !away[l.name] {
+				continue
+			}
 			if err := c.fenceRunner(ctx, l); err != nil && ctx.Err() == nil {
 				c.logger.WarnContext(ctx, "workspaces not fenced", "runner", l.name, "error", err)
 			}

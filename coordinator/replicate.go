@@ -43,6 +43,7 @@ type replicator struct {
 func (c *Coordinator) replicate(ctx context.Context) {
 	r := &replicator{c: c, busy: map[string]bool{}, failed: map[string]time.Time{}, after: map[string]string{}}
 	defer r.wg.Wait()
+	defer c.metrics.replicas(0, 0)      // the next leader tells how it is
 	tick := time.NewTicker(time.Second) // intervals come due without a change
 	defer tick.Stop()
 	for {
@@ -121,6 +122,9 @@ func (r *replicator) begin(ctx context.Context, ws *raftlogv1.Workspace) bool {
 	r.busy[ws.GetId()] = true
 	r.wg.Go(func() {
 		err := r.c.replicateTo(ctx, ws, "")
+		if ctx.Err() == nil {
+			r.c.metrics.replicated(err)
+		}
 		if err != nil && ctx.Err() == nil {
 			r.c.logger.InfoContext(ctx, "head not replicated", "workspace", ws.GetId(), "error", err)
 		}
@@ -223,11 +227,7 @@ func (c *Coordinator) choose(ws *raftlogv1.Workspace, fits func(runner string) b
 	for i := range runners {
 		runners[i].Occupied = false
 	}
-	d := placement.Place(runners, placement.Request{Policy: c.cfg.Placement.Policy})
-	if len(d.Candidates) == 0 {
-		return ""
-	}
-	return d.Candidates[0].Runner
+	return placement.Best(runners, placement.Request{Policy: c.cfg.Placement.Policy})
 }
 
 // replicationOf shows how a workspace is replicated.

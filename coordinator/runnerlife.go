@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"skerry.internal/coordinator/state"
 	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/ids"
 	"skerry.internal/proto/problem"
@@ -56,7 +57,7 @@ func (s runnerService) DrainRunner(ctx context.Context, req *connect.Request[ske
 	wait, cancel := context.WithTimeout(ctx, time.Duration(req.Msg.GetWaitMs())*time.Millisecond)
 	defer cancel()
 	for r.GetSchedule() == skerryv1.RunnerDraining {
-		changed := s.c.state.Changed()
+		changed := s.c.state.ChangedIn(state.Fleet)
 		r = s.c.apiRunner(s.c.state.Read().Runner(req.Msg.GetRunner()))
 		if r.GetSchedule() == skerryv1.RunnerDraining && !awaitChange(wait, changed, inboxMoment) {
 			break
@@ -142,7 +143,7 @@ const (
 // come to is in the state, so that the next leader goes on.
 func (c *Coordinator) drainRunners(ctx context.Context) {
 	for {
-		changed := c.state.Changed()
+		changed := c.state.ChangedIn(state.Fleet)
 		busy := c.advanceDrains(ctx)
 		if busy {
 			if !pause(ctx, drainPoll) {

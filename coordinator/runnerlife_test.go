@@ -3,6 +3,7 @@ package coordinator
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -232,5 +233,17 @@ func TestVersionSkew(t *testing.T) {
 	k.run(old)
 	if r := k.apiRunner(k.state.Read().Runner("old")); !strings.Contains(r.GetVersionSkew(), "behind") {
 		t.Errorf("runner %v", r)
+	}
+}
+
+func TestManyRunnersGetLongerToReturn(t *testing.T) {
+	for _, tt := range []struct {
+		configured time.Duration
+		runners    int
+		want       time.Duration
+	}{{2 * time.Second, 0, attachTimeout}, {2 * time.Second, 10_000, attachTimeout + 50*time.Second}, {time.Minute, 1000, 65 * time.Second}} {
+		if got := returnGrace(tt.configured, tt.runners); got != tt.want {
+			t.Errorf("%d runners, %s configured: %s, want %s", tt.runners, tt.configured, got, tt.want)
+		}
 	}
 }

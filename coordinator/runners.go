@@ -213,13 +213,24 @@ func (c *Coordinator) markDown(name string) {
 	c.logger.WarnContext(ctx, "runner down", "runner", name)
 }
 
-// expectRunners gives runners that were up before this start time to dial again.
+// attachEach is what taking one of very many links may need that come at once.
+const attachEach = 5 * time.Millisecond
+
+// expectRunners gives runners that were up before this start time to dial again,
+// the more of them there are the longer: none counts as down because the leader
+// was busy with the others.
 func (c *Coordinator) expectRunners() {
-	for _, r := range c.state.Read().Runners() {
+	all := c.state.Read().Runners()
+	grace := returnGrace(c.cfg.RunnerGrace.D(), len(all))
+	for _, r := range all {
 		if r.GetState() == skerryv1.RunnerUp {
-			c.links.expect(r.GetName(), max(c.cfg.RunnerGrace.D(), attachTimeout), func() { c.markDown(r.GetName()) })
+			c.links.expect(r.GetName(), grace, func() { c.markDown(r.GetName()) })
 		}
 	}
+}
+
+func returnGrace(configured time.Duration, runners int) time.Duration {
+	return max(configured, attachTimeout) + time.Duration(runners)*attachEach
 }
 
 // runnerService is RunnerService.

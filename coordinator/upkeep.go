@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"skerry.internal/coordinator/state"
 	pki "skerry.internal/proto/identity"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
@@ -27,7 +28,7 @@ const (
 // have one any more.
 func (c *Coordinator) keepAuthority(ctx context.Context) {
 	for {
-		changed := c.state.Changed()
+		changed := c.state.ChangedIn(state.Fleet)
 		if err := c.renewOwn(ctx); err != nil && ctx.Err() == nil {
 			c.logger.WarnContext(ctx, "own certificate not renewed", "error", err)
 		}
@@ -120,7 +121,7 @@ func (c *Coordinator) tellRunners(ctx context.Context) {
 // authority, of which the replicated state tells it.
 func (c *Coordinator) wakeOnRotation(ctx context.Context, wake chan<- struct{}) {
 	for {
-		changed := c.state.Changed()
+		changed := c.state.ChangedIn(state.Fleet)
 		if holder := c.state.Read().Holder(pki.RoleCoordinator, c.name()); holder != nil && c.renewalDue(time.Now()) {
 			select {
 			case wake <- struct{}{}:

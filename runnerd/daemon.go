@@ -104,6 +104,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	if d.identity, err = identity.Open(filepath.Join(cfg.DataDir, "tls")); err != nil {
 		return err
 	}
+	d.registerSelf(d.deps.Metrics)
 	if d.membership, err = d.newMembership(); err != nil {
 		return err
 	}

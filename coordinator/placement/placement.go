@@ -110,6 +110,21 @@ func Place(runners []Runner, req Request) Decision {
 	return d
 }
 
+// Best is the first of Place's candidates; "": there is none. It weighs no
+// reasons up and orders nothing, which counts where there are thousands.
+func Best(runners []Runner, req Request) string {
+	var best *Runner
+	for i := range runners {
+		if reason, _ := why(runners[i], req); reason == "" && (best == nil || prefer(runners[i], *best, req.Policy) < 0) {
+			best = &runners[i]
+		}
+	}
+	if best == nil {
+		return ""
+	}
+	return best.Name
+}
+
 // why gives the first reason against a runner; "": none.
 func why(r Runner, req Request) (Reason, string) {
 	switch {

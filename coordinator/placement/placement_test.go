@@ -152,6 +152,13 @@ func TestPropertyDecisions(t *testing.T) {
 		if again := Place(rapid.Permutation(runners).Draw(t, "order"), req); !reflect.DeepEqual(d, again) {
 			t.Fatalf("another order: %+v, %+v", d, again)
 		}
+		first := ""
+		if len(d.Candidates) > 0 {
+			first = d.Candidates[0].Runner
+		}
+		if best := Best(runners, req); best != first {
+			t.Fatalf("the best is %q, the first candidate %q", best, first)
+		}
 		seen := map[string]bool{}
 		for _, c := range d.Candidates {
 			seen[c.Runner] = true

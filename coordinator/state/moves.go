@@ -28,13 +28,15 @@ func branchTable() *memdb.TableSchema {
 		byText(indexRunner, false, 1, func(b *branch) []string { return []string{b.GetRunner()} }))
 }
 
-func behindIndex() *memdb.IndexSchema {
+// behindIndex has no workspaces that nobody is to replicate: it would be a fifth
+// of the memory of a large state for nothing.
+func behindIndex(byDefault bool) *memdb.IndexSchema {
 	return some(byText(indexBehind, true, 2, func(w *raftlogv1.Workspace) []string {
-		if !Behind(w) {
-			return []string{""}
-		}
 		policy := w.GetReplicationPolicy()
-		if policy == "" {
+		switch {
+		case !Behind(w) || policy == skerryv1.ReplicateNone || (policy == "" && !byDefault):
+			return []string{""}
+		case policy == "":
 			policy = configured
 		}
 		return []string{policy, w.GetId()}
@@ -90,6 +92,16 @@ func (r Reader) BranchesOfAgent(agent string) []*raftlogv1.Branch {
 	var out []*raftlogv1.Branch
 	for raw := it.Next(); raw != nil && raw.(*raftlogv1.Branch).GetAgent() == agent; raw = it.Next() {
 		out = append(out, raw.(*raftlogv1.Branch))
+	}
+	return out
+}
+
+// RunnersWithBranches are those that have, or had when they were last seen,
+// something of a workspace that went on elsewhere.
+func (r Reader) RunnersWithBranches() map[string]bool {
+	out := make(map[string]bool)
+	for _, b := range all[raftlogv1.Branch](r.txn, tableBranches, indexRunner) {
+		out[b.GetRunner()] = true
 	}
 	return out
 }

@@ -22,13 +22,14 @@ type Entry struct {
 func (s *State) Apply(entries []Entry) []*raftlogv1.Answer {
 	txn := s.db.Load().Txn(true)
 	defer txn.Abort()
-	p := processor{Reader: Reader{txn: txn}, memory: s.memory}
+	var changes touched
+	p := processor{Reader: Reader{txn: txn}, memory: s.memory, changes: &changes}
 	answers := make([]*raftlogv1.Answer, len(entries))
 	for i, entry := range entries {
 		answers[i] = p.apply(entry)
 	}
 	txn.Commit()
-	s.notify()
+	s.notify(changes)
 	return answers
 }
 
@@ -36,6 +37,8 @@ func (s *State) Apply(entries []Entry) []*raftlogv1.Answer {
 type processor struct {
 	Reader
 	memory *memory
+	// nil: nobody is told.
+	changes *touched
 }
 
 func (p processor) apply(entry Entry) *raftlogv1.Answer {
@@ -137,12 +140,14 @@ func (p processor) dispatchTransfer(cmd *raftlogv1.Command) *raftlogv1.Answer {
 }
 
 func (p processor) put(table string, record any) {
+	p.changes.mark(table)
 	if err := p.txn.Insert(table, record); err != nil {
 		panic(fmt.Sprintf("state: insert into %s: %v", table, err))
 	}
 }
 
 func (p processor) remove(table string, record any) {
+	p.changes.mark(table)
 	if err := p.txn.Delete(table, record); err != nil {
 		panic(fmt.Sprintf("state: delete from %s: %v", table, err))
 	}

@@ -54,7 +54,9 @@ func table(name string, indexes ...*memdb.IndexSchema) *memdb.TableSchema {
 	return t
 }
 
-func newDB() *memdb.MemDB {
+// newDB makes empty tables. replicates: workspaces without a policy of their own
+// are to be replicated.
+func newDB(replicates bool) *memdb.MemDB {
 	number := &memdb.IndexSchema{Name: indexNumber, Unique: true, Indexer: numberIndex[raftlogv1.Runner]{(*raftlogv1.Runner).GetNumber}}
 	pair := byText(indexPair, true, 2, func(w *raftlogv1.Workspace) []string { return []string{w.GetAgent(), w.GetRunner()} })
 	runner := byText(indexRunner, false, 1, func(w *raftlogv1.Workspace) []string { return []string{w.GetRunner()} })
@@ -63,7 +65,7 @@ func newDB() *memdb.MemDB {
 		tableRunners:    table(tableRunners, byID((*raftlogv1.Runner).GetName), number),
 		tableAgents:     agentsTable(),
 		tableTokens:     tokensTable(),
-		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner, behindIndex(), restoreIndex()),
+		tableWorkspaces: table(tableWorkspaces, byID((*raftlogv1.Workspace).GetId), pair, runner, behindIndex(replicates), restoreIndex()),
 		tableMembers:    memberTable(),
 		tableTimers:     timersTable(),
 		tableInboxes:    table(tableInboxes, byID((*raftlogv1.Inbox).GetAgent)),

@@ -115,7 +115,7 @@ func (r *recordWriter) finish() (int64, error) {
 // Restore replaces the state by a snapshot. After an error the state is as it
 // was. Completeness of the stream is the snapshot store's to check (it keeps a CRC).
 func (s *State) Restore(r io.Reader) error {
-	db, remembered := newDB(), newMemory()
+	db, remembered := newDB(s.replicates), newMemory()
 	txn := db.Txn(true)
 	defer txn.Abort()
 	in := bufio.NewReaderSize(r, 256<<10)
@@ -135,7 +135,7 @@ func (s *State) Restore(r io.Reader) error {
 	txn.Commit()
 	s.db.Store(db)
 	s.memory = remembered
-	s.notify()
+	s.notify(everything())
 	return nil
 }
 

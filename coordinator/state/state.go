@@ -17,17 +17,24 @@ import (
 type State struct {
 	// Swapped as a whole by Restore.
 	db atomic.Pointer[memdb.MemDB]
+	// Whether Unreplicated lists workspaces without a policy of their own.
+	replicates bool
 	// Not for readers.
 	memory *memory
 	// Closed and renewed after each change.
 	changed atomic.Pointer[chan struct{}]
+	waiters waiters
 }
 
 // New is the empty state.
-func New() *State {
-	s := &State{memory: newMemory()}
-	s.db.Store(newDB())
-	s.notify()
+func New() *State { return NewReplicating(true) }
+
+// NewReplicating is New with or without a place for Unreplicated to find
+// workspaces that have no policy of their own.
+func NewReplicating(byDefault bool) *State {
+	s := &State{memory: newMemory(), replicates: byDefault}
+	s.db.Store(newDB(byDefault))
+	s.notify(everything())
 	return s
 }
 
@@ -36,11 +43,9 @@ func New() *State {
 func (s *State) Changed() <-chan struct{} { return *s.changed.Load() }
 
 // notify wakes those who wait; like Apply, it has one caller at a time.
-func (s *State) notify() {
-	next := make(chan struct{})
-	if old := s.changed.Swap(&next); old != nil {
-		close(*old)
-	}
+func (s *State) notify(which touched) {
+	renew(&s.changed)
+	s.waiters.wake(which)
 }
 
 // Read gives a consistent view that later commands do not change. Records in

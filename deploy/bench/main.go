@@ -28,7 +28,15 @@ func main() {
 	bin := flag.String("bin", "bin", "directory of the built programs")
 	n := flag.Int("n", 300, "executions of the latency comparison")
 	seconds := flag.Int("seconds", 5, "length of each throughput measurement")
+	rounds := flag.Int("cluster", 0, "measure a cluster of three instead: fail-overs, after its idle memory")
 	flag.Parse()
+	if *rounds > 0 {
+		if err := cluster(*rounds); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := run(*bin, *n, time.Duration(*seconds)*time.Second); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)

@@ -19,3 +19,4 @@ fi
 mkdir "$dir/store" "$dir/transfer"
 go run ./deploy/casbench --runnerd "$bin/runnerd" --dir "$dir/store" --large "$large"
 go run ./deploy/casbench --runnerd "$bin/runnerd" --dir "$dir/transfer" --transfer --rounds 1
+SKERRY_BIN=$bin deploy/scripts/bench-coordinator.sh

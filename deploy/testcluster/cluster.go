@@ -20,6 +20,8 @@ type plan struct {
 	Disks        bool              `json:"disks,omitempty"`
 	Coordinator  map[string]string `json:"coordinatorSet,omitempty"`
 	Runner       map[string]string `json:"runnerSet,omitempty"`
+	// RunnerYAML ends every runner's configuration.
+	RunnerYAML string `json:"runnerYaml,omitempty"`
 }
 
 // cluster is what a directory holds.

@@ -116,6 +116,7 @@ func upCommand(dir *string) *cobra.Command {
 	c.Flags().BoolVar(&plan.Disks, "disks", false, "give each coordinator a file system of its own, which can be stalled")
 	c.Flags().StringToStringVar(&plan.Coordinator, "coordinator-set", nil, "KEY=VALUE of every coordinator's configuration, such as raft.snapshot_threshold=100")
 	c.Flags().StringToStringVar(&plan.Runner, "runner-set", nil, "KEY=VALUE of every runner's configuration")
+	c.Flags().StringVar(&plan.RunnerYAML, "runner-yaml", "", "text at the end of every runner's configuration, for keys that are no single value")
 	return c
 }
 

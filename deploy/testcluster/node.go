@@ -136,7 +136,15 @@ func (c *cluster) settings(n *node) (env []string) {
 	return env
 }
 
+// configOf is a node's configuration with what the plan adds to it.
 func (c *cluster) configOf(n *node) string {
+	if n.Role == roleRunner {
+		return c.ownConfig(n) + c.Plan.RunnerYAML
+	}
+	return c.ownConfig(n)
+}
+
+func (c *cluster) ownConfig(n *node) string {
 	var others []string
 	for _, other := range c.withRole(roleCoordinator) {
 		if other != n {

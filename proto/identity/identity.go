@@ -45,10 +45,12 @@ type Identity struct {
 
 // material is one installed certificate and what goes with it; it never changes.
 type material struct {
-	cert  tls.Certificate
-	leaf  *x509.Certificate
-	peer  Peer
-	roots *x509.CertPool
+	cert tls.Certificate
+	leaf *x509.Certificate
+	// The authority that signed it.
+	signer *x509.Certificate
+	peer   Peer
+	roots  *x509.CertPool
 	// authorities in DER, as the bundle had them.
 	authorities []*x509.Certificate
 }
@@ -129,6 +131,15 @@ func (i *Identity) Leaf() Peer {
 func (i *Identity) NotAfter() time.Time {
 	if m := i.current.Load(); m != nil {
 		return m.leaf.NotAfter
+	}
+	return time.Time{}
+}
+
+// AuthorityNotAfter is when the authority that signed the certificate expires;
+// zero before one is installed.
+func (i *Identity) AuthorityNotAfter() time.Time {
+	if m := i.current.Load(); m != nil {
+		return m.signer.NotAfter
 	}
 	return time.Time{}
 }
@@ -216,6 +227,7 @@ func (i *Identity) parse(text []byte) (*material, error) {
 		if leaf.CheckSignatureFrom(ca) != nil {
 			continue
 		}
+		m.signer = ca
 		for _, cert := range append([]*x509.Certificate{ca}, chain...) {
 			m.cert.Certificate = append(m.cert.Certificate, cert.Raw)
 		}
