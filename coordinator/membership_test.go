@@ -18,6 +18,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"skerry.internal/config"
+	pki "skerry.internal/proto/identity"
 	"skerry.internal/proto/problem"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 	skerryv1 "skerry.internal/proto/skerry/v1"
@@ -92,6 +93,27 @@ func TestRemovingTheLeaderHandsOver(t *testing.T) {
 	old.end()
 	f.awaitVoters(2)
 	f.mustToken("agent", "ann")
+}
+
+// A coordinator that is denied has no part in the cluster within seconds, over
+// connections that were open before too; its removal is what follows.
+func TestDeniedMemberIsCutOff(t *testing.T) {
+	f := startFleet(t, 3)
+	denied := f.followers()[0].name
+	if _, err := f.joins().DenyMember(t.Context(), connect.NewRequest(&skerryv1.DenyMemberRequest{Role: pki.RoleCoordinator, Name: denied})); err != nil {
+		t.Fatal(err)
+	}
+	var last uint64
+	f.until("the denied one falls behind", func() bool {
+		f.mustToken("agent", fmt.Sprint("a", last))
+		behind := f.node(denied).node.raft.LastIndex() == last
+		last = f.node(denied).node.raft.LastIndex()
+		return behind
+	})
+	if err := f.remove(denied); err != nil {
+		t.Fatal(err)
+	}
+	f.until("two voters", func() bool { return len(f.leader().node.servers()) == 2 })
 }
 
 // A runner whose link lasts is told where the coordinators are now.

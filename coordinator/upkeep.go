@@ -133,3 +133,17 @@ func (c *Coordinator) wakeOnRotation(ctx context.Context, wake chan<- struct{}) 
 		}
 	}
 }
+
+// cutDeniedPeers ends Raft's connections with coordinators that were denied since
+// they were opened. Each member does so by itself.
+func (c *Coordinator) cutDeniedPeers(ctx context.Context) {
+	for {
+		changed := c.state.Changed()
+		if c.node.stream != nil {
+			c.node.stream.cut()
+		}
+		if !waitChange(ctx, changed) {
+			return
+		}
+	}
+}

@@ -60,6 +60,7 @@ func (r *repeater) once(ctx context.Context) {
 // to another. When it is back it has moved nothing (I6, F47), has lost nothing,
 // its execution's outcome is the truth, and a repeated call ran once (I3).
 func TestI6CutOffRunnerIsFenced(t *testing.T) {
+	t.Parallel()
 	random := seeded(t)
 	b := up(t, "--coordinator-set", "replication.policy=on_commit")
 	agent := b.newAgent("alice")

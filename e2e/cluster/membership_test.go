@@ -27,6 +27,7 @@ type clusterStatus struct {
 // what ran goes on, and the runner finds it though its configuration names none of
 // those that are left.
 func TestI9MembershipChanges(t *testing.T) {
+	t.Parallel()
 	b := up(t, "--runners", "1")
 	agent := b.newAgent("alice")
 	long := b.start(agent, "echo run >> runs; read -r; cat runs", map[string]any{"interactive": map[string]any{"stdin": true}})

@@ -34,6 +34,7 @@ func (b *testbed) inbox(endpoint, token string) (entries []inboxEntry) {
 // Timers that are due, and executions that end, while leaders and the runner are
 // killed are each told once (F50), in one order, whoever is asked.
 func TestF50TimersAndEndsAreToldOnce(t *testing.T) {
+	t.Parallel()
 	random := seeded(t)
 	b := up(t, "--runners", "2")
 	agent := b.newAgent("alice")
@@ -94,6 +95,7 @@ func TestF50TimersAndEndsAreToldOnce(t *testing.T) {
 
 // What one coordinator acknowledged, every other one shows at once (F46).
 func TestF46ReadAfterWriteAnywhere(t *testing.T) {
+	t.Parallel()
 	random := seeded(t)
 	b := up(t, "--runners", "1")
 	agent := b.newAgent("alice")

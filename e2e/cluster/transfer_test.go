@@ -94,6 +94,7 @@ head -c 52428800 /dev/urandom > large`
 // Every file of a transfer has one true outcome whoever is killed while it goes on
 // (F50), whether the runners reach each other or a coordinator must relay.
 func TestF50TransferWhileAllAreKilled(t *testing.T) {
+	t.Parallel()
 	random := seeded(t)
 	b := up(t)
 	b.run("partition", "r1", "r3")
@@ -155,7 +156,8 @@ func (j *job) check(want map[string]entry) {
 	t.Helper()
 	j.b.until("end of the transfer to "+j.to, j.over)
 	t.Logf("%s: %s %s %v %v", j.to, j.last.State, j.last.Route, j.last.Counts, j.last.Problem)
-	if j.last.Route != j.route {
+	// None is told when a runner that was killed had all content by then.
+	if j.last.Route != j.route && j.last.Route != "" {
 		t.Errorf("%s: went by %q, want %s", j.to, j.last.Route, j.route)
 	}
 	outcomes := j.b.outcomes(j.token, j.id)
