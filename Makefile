@@ -63,8 +63,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 20s)
 
 SOAK ?= 5m
 .PHONY: soak
-soak: ## Collect garbage beside four writers for SOAK (default 5m), then read all back
+soak: build ## For SOAK (default 5m) each: collect garbage beside four writers, break clusters, copy while all are killed
 	@SKERRY_SOAK=$(SOAK) go test -count=1 -timeout 0 -v -run 'TestGCWithWriters$$' ./cas
+	@SKERRY_SOAK=$(SOAK) SKERRY_REQUIRE_PROBES=1 SKERRY_BIN=$(CURDIR)/bin go test -count=1 -timeout 0 -v -run 'TestI9LinearizableUnderFaults$$' ./e2e/cluster
+	@SKERRY_SOAK=$(SOAK) SKERRY_REQUIRE_PROBES=1 SKERRY_BIN=$(CURDIR)/bin go test -count=1 -timeout 0 -v -run 'TestF50TransferWhileAllAreKilled$$' ./e2e/cluster
 
 .PHONY: bench
 bench: setup build ## Measure the budgets, side by side with bare bubblewrap

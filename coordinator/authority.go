@@ -54,7 +54,7 @@ func found(dir, name string, hosts []string, me *pki.Identity) error {
 		if raw, err = proto.Marshal(&first); err != nil {
 			return err
 		}
-		if err := writeSecret(path, string(raw)); err != nil {
+		if err := pki.WriteSecret(path, raw); err != nil {
 			return fmt.Errorf("keep the cluster's authority: %w", err)
 		}
 	case err != nil:

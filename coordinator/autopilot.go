@@ -67,14 +67,27 @@ func (p *pilot) NotifyState(*autopilot.State) {}
 // FetchServerStats implements autopilot.ApplicationIntegration.
 func (p *pilot) FetchServerStats(ctx context.Context, _ map[raft.ServerID]*autopilot.Server) map[raft.ServerID]*autopilot.ServerStats {
 	out := make(map[raft.ServerID]*autopilot.ServerStats)
-	now := time.Now()
-	for name, s := range p.c.memberStats(ctx) {
+	now, stats := time.Now(), p.c.memberStats(ctx)
+	p.c.metrics.healthy.Store(p.c.countHealthy(stats))
+	for name, s := range stats {
 		p.mu.Lock()
 		p.heard[name] = now
 		p.mu.Unlock()
 		out[raft.ServerID(name)] = serverStats(s)
 	}
 	return out
+}
+
+// countHealthy counts the voters that are healthy by what they told. Autopilot's
+// own opinion of one that does not answer stays what it was.
+func (c *Coordinator) countHealthy(stats map[string]*skerryv1.GetMemberStatsResponse) (n int64) {
+	last := c.node.raft.LastIndex()
+	for _, s := range c.node.servers() {
+		if s.Suffrage == raft.Voter && healthyMember(stats[string(s.ID)], last) {
+			n++
+		}
+	}
+	return n
 }
 
 func serverStats(s *skerryv1.GetMemberStatsResponse) *autopilot.ServerStats {

@@ -2,13 +2,11 @@ package coordinator
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"time"
 
+	pki "skerry.internal/proto/identity"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
@@ -30,7 +28,7 @@ func (c *Coordinator) Bootstrap(ctx context.Context, path string) (created bool,
 	if err != nil {
 		return false, err
 	}
-	if err := writeSecret(path, secret+"\n"); err != nil {
+	if err := pki.WriteSecret(path, []byte(secret+"\n")); err != nil {
 		return false, fmt.Errorf("write admin token: %w", err)
 	}
 	if _, err := c.storeToken(ctx, record); err != nil {
@@ -51,34 +49,4 @@ func (c *Coordinator) firstAdmin(ctx context.Context) error {
 		c.logger.InfoContext(ctx, "first start: the admin token is in a file", "file", path)
 	}
 	return err
-}
-
-// writeSecret replaces path durably; nobody else can ever read it.
-func writeSecret(path, text string) (err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, ".secret-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, werr := io.WriteString(f, text)
-	if err := errors.Join(werr, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

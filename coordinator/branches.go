@@ -46,6 +46,21 @@ func workspaceAt(view state.Reader, agent, runner string) *raftlogv1.Workspace {
 	return nil
 }
 
+// formerWorkspaces are what linked runners kept of an agent's workspaces that
+// went on elsewhere, where it has no other; runners that are away are not counted
+// on to come back.
+func (c *Coordinator) formerWorkspaces(view state.Reader, agent string) []*raftlogv1.Workspace {
+	var out []*raftlogv1.Workspace
+	seen := map[string]bool{}
+	for _, b := range view.BranchesOfAgent(agent) {
+		if !seen[b.GetRunner()] && view.WorkspaceOf(agent, b.GetRunner()) == nil && c.links.get(b.GetRunner()) != nil {
+			seen[b.GetRunner()] = true
+			out = append(out, asWorkspace(b))
+		}
+	}
+	return out
+}
+
 // ListBranches implements WorkspaceServiceHandler.
 func (s workspaceService) ListBranches(ctx context.Context, req *connect.Request[skerryv1.ListBranchesRequest]) (*connect.Response[skerryv1.ListBranchesResponse], error) {
 	view, id := s.c.state.Read(), caller(ctx)

@@ -120,9 +120,14 @@ func (c *Coordinator) member(m *raftlogv1.Member, stats *skerryv1.GetMemberStats
 	if stats != nil {
 		contact := stats.GetLastContactMs()
 		out.LastContactMs = &contact
-		out.Healthy = !stats.GetNoLeader() && stats.GetLastIndex()+healthyLag >= last
+		out.Healthy = healthyMember(stats, last)
 	}
 	return out
+}
+
+// healthyMember judges what a member told; nil: it did not answer.
+func healthyMember(stats *skerryv1.GetMemberStatsResponse, last uint64) bool {
+	return stats != nil && !stats.GetNoLeader() && stats.GetLastIndex()+healthyLag >= last
 }
 
 func (c *Coordinator) roleOf(name string) string {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"skerry.internal/config"
 	pki "skerry.internal/proto/identity"
@@ -24,6 +25,9 @@ import (
 
 	"connectrpc.com/connect"
 )
+
+// fleetWait is how long a call to a fleet waits for a leader.
+const fleetWait = 1500 * time.Millisecond
 
 // fleet is a cluster of coordinators in this process: real TLS on loopback, real
 // stores on disk. Its network can be cut and its disks be made to hang.
@@ -54,6 +58,7 @@ type node struct {
 	running   bool
 	serveStop context.CancelFunc
 	served    chan error
+	registry  *prometheus.Registry
 	// What Serve gave, once it has ended.
 	ended error
 }
@@ -63,9 +68,8 @@ func startFleet(t testing.TB, n int) *fleet { return startFleetWith(t, n, nil) }
 
 func startFleetWith(t testing.TB, n int, configure func(*Config)) *fleet {
 	t.Helper()
-	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string),
-		conns: make(map[*fleetConn]bool), configure: configure}
-	t.Cleanup(f.stopAll)
+	f := newFleet(t)
+	f.configure = configure
 	first := f.add("c1", func(cfg *Config) { cfg.Cluster.Bootstrap = true })
 	first.start()
 	f.until("c1 leads", first.leads)
@@ -81,12 +85,24 @@ func startFleetWith(t testing.TB, n int, configure func(*Config)) *fleet {
 	return f
 }
 
+// newFleet has no nodes yet; those that it gets are stopped with the test.
+// newFleet begins a fleet, beside those of other tests: they wait more than they work.
+func newFleet(t testing.TB) *fleet {
+	if test, ok := t.(*testing.T); ok {
+		test.Parallel()
+	}
+	f := &fleet{t: t, nodes: make(map[string]*node), cut: make(map[string]bool), names: make(map[string]string), conns: make(map[*fleetConn]bool)}
+	_ = t.TempDir() // first, so that it is removed last
+	t.Cleanup(f.stopAll)
+	return f
+}
+
 // add makes a node that is not started yet.
 func (f *fleet) add(name string, configure func(*Config)) *node {
 	f.t.Helper()
 	cfg := testConfig(f.t.TempDir())
 	cfg.Name = name
-	cfg.Raft.HeartbeatTimeout, cfg.Raft.ElectionTimeout = config.Duration(250*time.Millisecond), config.Duration(250*time.Millisecond)
+	cfg.Raft.HeartbeatTimeout, cfg.Raft.ElectionTimeout = config.Duration(500*time.Millisecond), config.Duration(500*time.Millisecond)
 	cfg.Raft.StallTimeout = config.Duration(400 * time.Millisecond)
 	cfg.Cluster.Stabilization = config.Duration(200 * time.Millisecond)
 	cfg.Listen, cfg.Cluster.Listen = freeAddress(f.t), freeAddress(f.t)
@@ -226,6 +242,12 @@ func (f *fleet) stopAll() {
 	}
 }
 
+// newRegistry is a registry that is read through metrics of the running node.
+func (n *node) newRegistry() *prometheus.Registry {
+	n.registry = prometheus.NewRegistry()
+	return n.registry
+}
+
 // start starts a node, again with what is in its data directory.
 func (n *node) start() {
 	n.fleet.t.Helper()
@@ -233,8 +255,8 @@ func (n *node) start() {
 	if err != nil {
 		n.fleet.t.Fatal(err)
 	}
-	c, err := New(n.fleet.t.Context(), n.cfg, Deps{Logger: testLogger(n.fleet.t).With("node", n.name), Version: "test",
-		hooks: hooks{dial: n.fleet.dialer(n.name), wrapLog: n.disk.wrap, command: &n.command}})
+	c, err := New(n.fleet.t.Context(), n.cfg, Deps{Logger: testLogger(n.fleet.t).With("node", n.name), Version: "test", Registerer: n.newRegistry(),
+		hooks: hooks{dial: n.fleet.dialer(n.name), wrapLog: n.disk.wrap, command: &n.command, wait: fleetWait}})
 	if err != nil {
 		n.fleet.t.Fatal(errors.Join(err, ln.Close()))
 	}

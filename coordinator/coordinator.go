@@ -41,6 +41,15 @@ type hooks struct {
 	// command is the highest command version that the program claims to know;
 	// nil: state.HighestCommand.
 	command *atomic.Uint32
+	// wait is how long a call waits for a leader; 0: leaderWait.
+	wait time.Duration
+}
+
+func (h hooks) leaderWait() time.Duration {
+	if h.wait > 0 {
+		return h.wait
+	}
+	return leaderWait
 }
 
 func (h hooks) dialer() dialFunc {

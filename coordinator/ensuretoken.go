@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	pki "skerry.internal/proto/identity"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
@@ -29,7 +30,7 @@ func (c *Coordinator) EnsureToken(ctx context.Context, path, role, subject strin
 	if err != nil {
 		return "", err
 	}
-	if err := writeSecret(path, secret+"\n"); err != nil {
+	if err := pki.WriteSecret(path, []byte(secret+"\n")); err != nil {
 		return "", fmt.Errorf("write token: %w", err)
 	}
 	return secret, nil

@@ -29,7 +29,13 @@ func (s executionService) RunShell(ctx context.Context, req *connect.Request[ske
 		return nil, err
 	}
 	defer end()
-	res, err := forward(ctx, to, req.Msg, to.link.executions.RunShell, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	ask := func(at target) (*connect.Response[skerryv1.RunShellResponse], error) {
+		return forward(ctx, at, req.Msg, at.link.executions.RunShell, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	}
+	res, err := repeated(ctx, s.c, to, req.Msg.GetOptions(), ask)
+	if res == nil && err == nil {
+		res, err = ask(to)
+	}
 	if err == nil {
 		s.c.saw(ctx, res.Msg.GetExecution())
 	}
@@ -43,7 +49,13 @@ func (s executionService) RunCommand(ctx context.Context, req *connect.Request[s
 		return nil, err
 	}
 	defer end()
-	res, err := forward(ctx, to, req.Msg, to.link.executions.RunCommand, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	ask := func(at target) (*connect.Response[skerryv1.RunCommandResponse], error) {
+		return forward(ctx, at, req.Msg, at.link.executions.RunCommand, byKey(req.Msg.GetOptions().GetIdempotencyKey()))
+	}
+	res, err := repeated(ctx, s.c, to, req.Msg.GetOptions(), ask)
+	if res == nil && err == nil {
+		res, err = ask(to)
+	}
 	if err == nil {
 		s.c.saw(ctx, res.Msg.GetExecution())
 	}
@@ -156,8 +168,9 @@ func pageRequest(req *skerryv1.ListExecutionsRequest) (*skerryv1.ListExecutionsR
 func (c *Coordinator) runnersToAsk(ctx context.Context, runner string) ([]*raftlogv1.Workspace, error) {
 	view, id := c.state.Read(), caller(ctx)
 	if runner == "" {
-		return slices.DeleteFunc(view.WorkspacesOfAgent(id.subject), func(ws *raftlogv1.Workspace) bool {
-			return ws.GetLost() || !id.allows(ws.GetRunner())
+		all := append(view.WorkspacesOfAgent(id.subject), c.formerWorkspaces(view, id.subject)...)
+		return slices.DeleteFunc(all, func(ws *raftlogv1.Workspace) bool {
+			return ws.GetLost() || ws.GetRestore() != nil || !id.allows(ws.GetRunner())
 		}), nil
 	}
 	if !id.allows(runner) {
@@ -166,7 +179,7 @@ func (c *Coordinator) runnersToAsk(ctx context.Context, runner string) ([]*raftl
 	if view.Runner(runner) == nil {
 		return nil, unknownRunner(view, id, runner, "runner")
 	}
-	if ws := view.WorkspaceOf(id.subject, runner); ws != nil && !ws.GetLost() {
+	if ws := workspaceAt(view, id.subject, runner); ws != nil && !ws.GetLost() && ws.GetRestore() == nil {
 		return []*raftlogv1.Workspace{ws}, nil
 	}
 	return nil, nil

@@ -227,6 +227,31 @@ func TestTheEndOfAnExecutionCancelsItsTimers(t *testing.T) {
 	}
 }
 
+// A leader that dies right after committing a timer has not looked again whether
+// its execution goes on; the next one does.
+func TestTimersOfEndedExecutionsAreFoundByTheNextLeader(t *testing.T) {
+	cfg := testConfig(t.TempDir())
+	k := startWith(t, cfg)
+	r := newNamed("r1")
+	stop := k.run(r)
+	secret := k.token("agent", "ann")
+	ann := k.as(secret)
+	ex := must[skerryv1.RunShellResponse](t)(ann.executions.RunShell(t.Context(), shell("true"))).GetExecution()
+	r.SetState(ex.GetId(), skerryv1.StateRunning)
+	must[skerryv1.CreateTimerResponse](t)(ann.timers.CreateTimer(t.Context(), newTimerRequest(3_600_000, "m", ex.GetId())))
+	other := must[skerryv1.CreateTimerResponse](t)(ann.timers.CreateTimer(t.Context(), newTimerRequest(3_600_000, "m", ""))).GetTimer()
+	stop()
+	k.stop()
+	r.SetState(ex.GetId(), skerryv1.StateCompleted) // of which nobody is told
+
+	k = startWith(t, cfg)
+	defer k.run(r)()
+	k.until("timer cancelled", func() bool { return len(k.state.Read().TimersOf("ann")) == 1 })
+	if left := k.state.Read().TimersOf("ann"); left[0].GetId() != other.GetId() {
+		t.Errorf("left %v", left)
+	}
+}
+
 // Two leaders in turn, or at once, fire each timer once.
 func TestTimersFireOnceOverARestart(t *testing.T) {
 	cfg := testConfig(t.TempDir())

@@ -42,5 +42,6 @@ func (c *Coordinator) keepIdentity(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
 	work.Go(func() { c.wakeOnRotation(ctx, wake) })
+	work.Go(func() { c.cutDeniedPeers(ctx) })
 	enroll.Keep(ctx, c.identity, c.enrolling(c.otherEndpoints), wake)
 }

@@ -83,7 +83,7 @@ type leaderTransport struct {
 // RoundTrip implements http.RoundTripper. What certainly reached no leader is
 // sent again, for as long as a call waits for one.
 func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	waiting, cancel := context.WithTimeoutCause(r.Context(), leaderWait, notLeader("no coordinator leads"))
+	waiting, cancel := context.WithTimeoutCause(r.Context(), t.c.hooks.leaderWait(), notLeader("no coordinator leads"))
 	defer cancel()
 	body := newReplay(r.Body)
 	for {

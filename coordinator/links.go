@@ -41,6 +41,8 @@ type runnerLink struct {
 	// As the runner last told.
 	running, queued atomic.Uint32
 	told            atomic.Pointer[inventory]
+	// coordinators are the endpoints that the runner was told of.
+	coordinators atomic.Pointer[[]string]
 	// starting counts calls that may start an execution; live what a drain last saw.
 	starting atomic.Int64
 	live     atomic.Uint32

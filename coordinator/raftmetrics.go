@@ -24,6 +24,7 @@ func (m *metrics) watchRaft(c *Coordinator) {
 		{"last_index", "Index of the last log entry.", func() float64 { return float64(r.LastIndex()) }},
 		{"last_contact_seconds", "Time since a follower last heard of the leader; 0 on the leader.", func() float64 { return lastContact(r) }},
 		{"stalled", "1 while a write to the log takes longer than raft.stall_timeout.", func() float64 { return number(c.node.stall.stalled.Load()) }},
+		{"members_healthy", "Coordinators with a vote that the leader finds healthy; the others say 0.", func() float64 { return c.healthyVoters() }},
 		{"command_version", "The highest version of commands that the cluster takes.", func() float64 { return float64(c.state.Read().ActiveVersion()) }},
 	} {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: g.name, Help: g.help}, g.read)
@@ -32,6 +33,16 @@ func (m *metrics) watchRaft(c *Coordinator) {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "members", Help: "Coordinators in the configuration.",
 			ConstLabels: prometheus.Labels{"state": state}}, func() float64 { return countServers(c.node.servers(), state == memberVoter) })
 	}
+}
+
+func (c *Coordinator) healthyVoters() float64 {
+	switch {
+	case !c.leads():
+		return 0
+	case c.node.lone:
+		return 1
+	}
+	return float64(c.metrics.healthy.Load())
 }
 
 func number(yes bool) float64 {

@@ -59,6 +59,8 @@ type raftNode struct {
 		raft.Transport
 		io.Closer
 	}
+	// stream is below transport; nil: a lone coordinator's is none.
+	stream       *raftStream
 	state        *state.State
 	metrics      *metrics
 	applyTimeout time.Duration
@@ -121,7 +123,8 @@ func (n *raftNode) openTransport(cfg Config, peers peering, log hclog.Logger, lo
 		return
 	}
 	n.address = raft.ServerAddress(cfg.Cluster.RaftAddress())
-	stream := advertised{newRaftStream(peers.listener, peers.identity, peers.dial, peers.admit, logger), n.address}
+	n.stream = newRaftStream(peers.listener, peers.identity, peers.dial, peers.admit, logger)
+	stream := advertised{n.stream, n.address}
 	n.transport = givingTransport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream, MaxPool: raftConns, Timeout: raftIOTimeout, Logger: log, MsgpackUseNewTimeFormat: true}), n.stall}
 }

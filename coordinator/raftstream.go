@@ -36,7 +36,7 @@ type raftStream struct {
 	// admit refuses peers that have a good certificate but may not come in.
 	admit func(pki.Peer) error
 
-	conns chan net.Conn
+	conns chan *tls.Conn
 	stop  context.CancelFunc
 	work  sync.WaitGroup
 
@@ -49,6 +49,7 @@ type raftStream struct {
 type raftConn struct {
 	net.Conn
 	stream *raftStream
+	peer   pki.Peer
 }
 
 // Close implements net.Conn.
@@ -59,11 +60,26 @@ func (c *raftConn) Close() error {
 	return c.Conn.Close()
 }
 
+// cut ends the connections with those who may not come in any more.
+func (s *raftStream) cut() {
+	s.mu.Lock()
+	open := slices.Collect(maps.Keys(s.open))
+	s.mu.Unlock()
+	for _, conn := range open {
+		if err := s.admit(conn.peer); err != nil {
+			s.logger.Warn("raft connection ended", "peer", conn.peer.Name, "error", err)
+			_ = conn.Close()
+		}
+	}
+}
+
 // keep has conn closed with the stream.
-func (s *raftStream) keep(conn net.Conn) net.Conn {
+func (s *raftStream) keep(conn *tls.Conn) net.Conn {
+	state := conn.ConnectionState()
+	peer, _ := pki.PeerOf(&state) // the handshake found it good
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kept := &raftConn{conn, s}
+	kept := &raftConn{conn, s, peer}
 	s.open[kept] = true
 	return kept
 }
@@ -74,7 +90,7 @@ var _ raft.StreamLayer = (*raftStream)(nil)
 func newRaftStream(ln net.Listener, id *pki.Identity, dial dialFunc, admit func(pki.Peer) error, logger *slog.Logger) *raftStream {
 	ctx, stop := context.WithCancel(context.Background())
 	s := &raftStream{Listener: ln, logger: logger, dial: dial, admit: admit, stop: stop,
-		client: id.ClientTLS(pki.RoleCoordinator), conns: make(chan net.Conn), open: make(map[*raftConn]bool)}
+		client: id.ClientTLS(pki.RoleCoordinator), conns: make(chan *tls.Conn), open: make(map[*raftConn]bool)}
 	server := id.ServerMutualTLS(pki.RoleCoordinator)
 	s.work.Go(func() { s.listen(ctx, server) })
 	return s

@@ -92,9 +92,10 @@ type endingBody struct {
 	end func()
 }
 
-// Close implements io.Closer.
+// Close implements io.Closer. The call ends first: a transport waits in Close
+// for what is still being sent, and a caller whose stream the leader has ended may
+// leave its own side open for ever.
 func (b endingBody) Close() error {
-	err := b.ReadCloser.Close()
 	b.end()
-	return err
+	return b.ReadCloser.Close()
 }

@@ -67,7 +67,7 @@ func (c *Coordinator) mayRemove(ctx context.Context, name string) error {
 // transfer makes another coordinator lead, the named one or whichever is the
 // most up to date, and waits until one does.
 func (c *Coordinator) transfer(ctx context.Context, name string) (leader string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, leaderWait)
+	ctx, cancel := context.WithTimeout(ctx, c.hooks.leaderWait())
 	defer cancel()
 	if name == c.cfg.Name {
 		return name, nil

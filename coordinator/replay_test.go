@@ -125,3 +125,26 @@ func (g *readGate) waiters() int {
 	}
 	return 0
 }
+
+// waitingBody closes as a transport's does: only once the call has ended.
+type waitingBody struct {
+	io.Reader
+	ended <-chan struct{}
+}
+
+func (b waitingBody) Close() error { <-b.ended; return nil }
+
+func TestRelayedCallEndsBeforeItsBodyIsClosed(t *testing.T) {
+	ended := make(chan struct{})
+	body := withEnd(waitingBody{strings.NewReader(""), ended}, func() { close(ended) })
+	closed := make(chan error, 1)
+	go func() { closed <- body.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("Close waits for a caller that leaves its stream open")
+	}
+}

@@ -43,6 +43,7 @@ type replicator struct {
 func (c *Coordinator) replicate(ctx context.Context) {
 	r := &replicator{c: c, busy: map[string]bool{}, failed: map[string]time.Time{}, after: map[string]string{}}
 	defer r.wg.Wait()
+	defer c.metrics.replicas(0, 0)      // the next leader tells how it is
 	tick := time.NewTicker(time.Second) // intervals come due without a change
 	defer tick.Stop()
 	for {
@@ -121,6 +122,9 @@ func (r *replicator) begin(ctx context.Context, ws *raftlogv1.Workspace) bool {
 	r.busy[ws.GetId()] = true
 	r.wg.Go(func() {
 		err := r.c.replicateTo(ctx, ws, "")
+		if ctx.Err() == nil {
+			r.c.metrics.replicated(err)
+		}
 		if err != nil && ctx.Err() == nil {
 			r.c.logger.InfoContext(ctx, "head not replicated", "workspace", ws.GetId(), "error", err)
 		}

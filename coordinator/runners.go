@@ -40,7 +40,8 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 			return
 		}
 		defer c.links.work.Done()
-		conn, err := link.Accept(w, r, link.Welcome{Coordinators: c.endpoints()})
+		endpoints := c.endpoints()
+		conn, err := link.Accept(w, r, link.Welcome{Coordinators: endpoints})
 		if err != nil {
 			c.logger.WarnContext(r.Context(), "accept link", "runner", id.subject, "error", err)
 			return
@@ -50,6 +51,7 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 		client, err := link.NewClientConn(ctx, conn)
 		if err == nil {
 			l := newRunnerLink(id.subject, number, id.tokenID, client)
+			l.coordinators.Store(&endpoints)
 			if id.certificate {
 				l.peer, _ = peerOf(r)
 			}

@@ -89,7 +89,7 @@ func TestServeWithTLS(t *testing.T) {
 }
 
 // series gathers values by name and labels; of a histogram, its count.
-func series(t *testing.T, reg prometheus.Gatherer) map[string]float64 {
+func series(t testing.TB, reg prometheus.Gatherer) map[string]float64 {
 	t.Helper()
 	families, err := reg.Gather()
 	if err != nil {
@@ -98,7 +98,7 @@ func series(t *testing.T, reg prometheus.Gatherer) map[string]float64 {
 	out := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			name := strings.TrimPrefix(f.GetName(), "skerry_coordinator_")
+			name := strings.TrimPrefix(f.GetName(), "skerry_")
 			for _, l := range m.GetLabel() {
 				name += " " + l.GetValue()
 			}
@@ -118,16 +118,17 @@ func TestMetrics(t *testing.T) {
 	_, _ = k.as("bad").executions.GetExecution(t.Context(), get("nope"))
 	got := series(t, reg)
 	for name, want := range map[string]float64{
-		"runners_up": 1, "is_leader": 1, "calls_in_flight": 0, "panics_total": 0,
-		"rpc_duration_seconds ok ExecutionService/RunShell":            1,
-		"rpc_duration_seconds not_found ExecutionService/GetExecution": 1,
-		"refused_calls_total unauthenticated":                          1,
+		"coordinator_runners up": 1, "coordinator_runners down": 0, "coordinator_calls_in_flight": 0, "coordinator_panics_total": 0,
+		"coordinator_rpc_duration_seconds ok ExecutionService/RunShell":            1,
+		"coordinator_rpc_duration_seconds not_found ExecutionService/GetExecution": 1,
+		"coordinator_refused_calls_total unauthenticated":                          1,
+		"raft_leader": 1, "raft_has_leader": 1, "raft_members voter": 1, "raft_members_healthy": 1,
 	} {
 		if v, ok := got[name]; !ok || v != want {
 			t.Errorf("%s is %v (%v), want %v", name, v, ok, want)
 		}
 	}
-	for _, name := range []string{"raft_applied_index", "raft_commit_index", "raft_commit_duration_seconds"} {
+	for _, name := range []string{"raft_applied_index", "raft_commit_index", "raft_last_index", "raft_term", "raft_commit_duration_seconds"} {
 		if got[name] == 0 {
 			t.Errorf("no %s in %v", name, got)
 		}

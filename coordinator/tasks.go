@@ -11,7 +11,7 @@ import (
 // stateTasks are the leader tasks that act on the replicated state alone and on
 // the runners' links. Each returns when its context ends.
 func (c *Coordinator) stateTasks() []leaderTask {
-	return []leaderTask{c.endCalls, c.pruneTokens, c.fireTimers, c.drainRunners}
+	return []leaderTask{c.endCalls, c.pruneTokens, c.fireTimers, c.recheckLinked, c.drainRunners}
 }
 
 func (c *Coordinator) commitPrune(ctx context.Context, before *timestamppb.Timestamp) (uint32, error) {

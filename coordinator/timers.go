@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -184,5 +185,47 @@ func (c *Coordinator) awaitTimer(ctx context.Context, changed <-chan struct{}, w
 	case <-ctx.Done():
 	case <-changed:
 	case <-alarm:
+	}
+}
+
+// How far back the leader before may have made timers without looking again
+// whether their execution goes on, and how long their runner may take to come.
+const (
+	linkedWindow = time.Minute
+	linkedWait   = time.Minute
+)
+
+// recheckLinked is a leader task: the leader before may have died between
+// committing a timer and looking again whether the execution, whose end cancels
+// it, had ended meanwhile.
+func (c *Coordinator) recheckLinked(ctx context.Context) {
+	from := ids.New(ids.Timer, 0, time.Now().Add(-linkedWindow)).String()
+	var all sync.WaitGroup
+	defer all.Wait()
+	turns := make(chan struct{}, 16)
+	for _, t := range c.state.Read().TimersFrom(from) {
+		if t.GetExecutionId() == "" {
+			continue
+		}
+		turns <- struct{}{}
+		all.Go(func() {
+			defer func() { <-turns }()
+			c.recheck(ctx, t)
+		})
+	}
+}
+
+func (c *Coordinator) recheck(ctx context.Context, t *raftlogv1.Timer) {
+	ctx, cancel := context.WithTimeout(withIdentity(ctx, identity{role: skerryv1.RoleAgent, subject: t.GetAgent()}), linkedWait)
+	defer cancel()
+	s := timerService{c}
+	for {
+		err := s.checkExecution(ctx, t.GetExecutionId())
+		if problem.Of(err).GetReason() == problem.NotRunning {
+			_, err = s.cancel(ctx, t.GetAgent(), t.GetId())
+		}
+		if err == nil || !runnerGone(err) || !pause(ctx, time.Second) {
+			return
+		}
 	}
 }

@@ -51,6 +51,7 @@ func (c *Coordinator) tlsConfig() (*tls.Config, error) {
 		if err != nil {
 			return nil, fmt.Errorf("tls.cert_file, tls.key_file: %w", err)
 		}
+		c.metrics.apiExpires.Store(cert.Leaf.NotAfter.Unix())
 		agents.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &cert, nil }
 	}
 	out := agents.Clone()

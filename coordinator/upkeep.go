@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +37,7 @@ func (c *Coordinator) keepAuthority(ctx context.Context) {
 		}
 		c.links.cutDenied(c.state.Read(), time.Now())
 		c.refreshRunners(ctx)
+		c.tellRunners(ctx)
 		if !waitChange(ctx, changed) {
 			return
 		}
@@ -86,6 +88,35 @@ func (c *Coordinator) refreshRunners(ctx context.Context) {
 	}
 }
 
+// tellRunners tells linked runners where the coordinators are now, so that they
+// find the cluster though all that they know are replaced while a link lasts.
+func (c *Coordinator) tellRunners(ctx context.Context) {
+	endpoints := c.endpoints()
+	var told sync.WaitGroup
+	defer told.Wait()
+	n := 0
+	for _, l := range c.links.all() {
+		known := l.coordinators.Load()
+		if known == nil || slices.Equal(*known, endpoints) || len(endpoints) == 0 {
+			continue
+		}
+		if n++; n > refreshAtOnce {
+			return // the others at the next look
+		}
+		told.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+			defer cancel()
+			_, err := l.control.TellCoordinators(ctx, connect.NewRequest(&skerryv1.TellCoordinatorsRequest{Endpoints: endpoints}))
+			switch {
+			case err == nil, connect.CodeOf(err) == connect.CodeUnimplemented: // an older runner learns it from its next link
+				l.coordinators.Store(&endpoints)
+			default:
+				c.logger.InfoContext(ctx, "runner not told of the coordinators", "runner", l.name, "error", err)
+			}
+		})
+	}
+}
+
 // wakeOnRotation tells the keeper of a follower's certificate of changes of the
 // authority, of which the replicated state tells it.
 func (c *Coordinator) wakeOnRotation(ctx context.Context, wake chan<- struct{}) {
@@ -96,6 +127,20 @@ func (c *Coordinator) wakeOnRotation(ctx context.Context, wake chan<- struct{}) 
 			case wake <- struct{}{}:
 			default:
 			}
+		}
+		if !waitChange(ctx, changed) {
+			return
+		}
+	}
+}
+
+// cutDeniedPeers ends Raft's connections with coordinators that were denied since
+// they were opened. Each member does so by itself.
+func (c *Coordinator) cutDeniedPeers(ctx context.Context) {
+	for {
+		changed := c.state.Changed()
+		if c.node.stream != nil {
+			c.node.stream.cut()
 		}
 		if !waitChange(ctx, changed) {
 			return

@@ -17,7 +17,9 @@ var errStalled = errors.New("this coordinator's disk does not take the log")
 // stall knows whether this coordinator's log is being written to for too long.
 type stall struct {
 	timeout time.Duration
-	// Start of the write under way in Unix nanoseconds; 0: none.
+	// Start of the write under way, in nanoseconds after began; 0: none. The wall
+	// clock may jump.
+	began   time.Time
 	since   atomic.Int64
 	stalled atomic.Bool
 	// Told of each change of stalled.
@@ -25,13 +27,13 @@ type stall struct {
 }
 
 func newStall(timeout time.Duration) *stall {
-	return &stall{timeout: timeout, changed: make(chan struct{}, 1)}
+	return &stall{began: time.Now(), timeout: timeout, changed: make(chan struct{}, 1)}
 }
 
 // update looks at the clock and reports whether stalled has changed.
 func (s *stall) update(now time.Time) bool {
 	since := s.since.Load()
-	stalled := since != 0 && now.Sub(time.Unix(0, since)) > s.timeout
+	stalled := since != 0 && now.Sub(s.began)-time.Duration(since) > s.timeout
 	if s.stalled.Swap(stalled) == stalled {
 		return false
 	}
@@ -76,7 +78,7 @@ func (l watchedLog) StoreLog(entry *raft.Log) error { return l.StoreLogs([]*raft
 
 // StoreLogs implements raft.LogStore. Only Raft's own goroutine calls it.
 func (l watchedLog) StoreLogs(entries []*raft.Log) error {
-	l.stall.since.Store(time.Now().UnixNano())
+	l.stall.since.Store(max(1, int64(time.Since(l.stall.began))))
 	defer l.stall.since.Store(0)
 	return l.LogStore.StoreLogs(entries)
 }

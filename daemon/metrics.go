@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -19,6 +21,17 @@ const (
 	writeTimeout  = 30 * time.Second
 	stopGrace     = 2 * time.Second
 )
+
+// NewRegistry has what all daemons tell: the process, the Go runtime and what was
+// built.
+func NewRegistry(daemon, version string) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	built := prometheus.NewGauge(prometheus.GaugeOpts{Name: "skerry_build_info", Help: "1, with the daemon and its version as labels.",
+		ConstLabels: prometheus.Labels{"daemon": daemon, "version": version, "goversion": runtime.Version()}})
+	built.Set(1)
+	r.MustRegister(built, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
 
 // ServeMetrics answers /metrics from gatherer, and everything else by health,
 // on ln until ctx ends. It owns ln. Nothing there needs a token.

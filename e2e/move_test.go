@@ -101,6 +101,17 @@ func TestI6PartitionedRunnerCannotCommitAfterTheMove(t *testing.T) {
 		t.Errorf("second: %v", got)
 	}
 	wantState(t, m.wait(t, first.Id), "completed", "exited")
+	listed := map[string]bool{}
+	list, err := m.ex.ListExecutions(t.Context(), connect.NewRequest(&skerryv1.ListExecutionsRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range list.Msg.Executions {
+		listed[x.Id] = true
+	}
+	if !listed[first.Id] || !listed[e.Id] {
+		t.Errorf("listed are %v", listed)
+	}
 	var branch *skerryv1.Branch
 	a.eventually("the branch is kept", func() bool {
 		res, err := m.ws.ListBranches(t.Context(), connect.NewRequest(&skerryv1.ListBranchesRequest{}))

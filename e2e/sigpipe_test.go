@@ -7,6 +7,10 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"connectrpc.com/connect"
+
+	skerryv1 "skerry.internal/proto/skerry/v1"
 )
 
 // The terminal is as before also when the output goes to a program that ends.
@@ -36,4 +40,9 @@ func TestConsoleWithBrokenOutput(t *testing.T) {
 	if code := c.end(); code != 125 {
 		t.Errorf("exit code %d, want 125", code)
 	}
+	res, err := d.admin().ex.ListExecutions(t.Context(), connect.NewRequest(&skerryv1.ListExecutionsRequest{}))
+	if err != nil || len(res.Msg.Executions) != 1 {
+		t.Fatalf("executions: %v, %v", res, err)
+	}
+	d.cancel(d.admin(), res.Msg.Executions[0].Id)
 }

@@ -76,4 +76,5 @@ func TestStalledForwardsHoldUpNobody(t *testing.T) {
 		time.Sleep(3 * time.Second) // what is stuck tells nobody
 		works(what)
 	}
+	d.cancel(c, e.Id)
 }

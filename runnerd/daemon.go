@@ -61,6 +61,7 @@ type Daemon struct {
 	peers      *http.Server // nil: other runners go by a coordinator alone
 	relay      relayWay
 	identity   *identity.Identity
+	membership *membership
 	// refresh asks for the next certificate.
 	refresh chan struct{}
 
@@ -103,6 +104,10 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	if d.identity, err = identity.Open(filepath.Join(cfg.DataDir, "tls")); err != nil {
 		return err
 	}
+	d.registerSelf(d.deps.Metrics)
+	if d.membership, err = d.newMembership(); err != nil {
+		return err
+	}
 	// The store's lock comes first: two daemons on one directory do no harm.
 	if d.store, err = cas.Open(ctx, filepath.Join(cfg.DataDir, "cas"), cas.Config{Logger: d.deps.Logger}); err != nil {
 		return fmt.Errorf("open store: %w", err)
@@ -135,7 +140,7 @@ func (d *Daemon) open(ctx context.Context) (err error) {
 	}
 	d.handler = rpc.New(rpc.Config{Name: cfg.Name, Version: d.deps.Version, Labels: cfg.Labels, Slots: cfg.slots(), Tier: launcher.Tier(),
 		TierAtLeast: launcher.atLeast, Networks: launcher.networks(), DefaultTimeout: cfg.DefaultTimeout.D(), MaxTimeout: cfg.MaxTimeout.D(), ForwardIdle: cfg.ForwardIdle.D(),
-		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }, Refresh: d.refreshCertificate, Transfers: d.transfers}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
+		MaxRequestBytes: maxRequestBytes, Attached: d.attach, Watched: func() { d.setAttached(true) }, Refresh: d.refreshCertificate, Coordinators: d.membership.learn, Transfers: d.transfers}, d.engine, d.workspaces, d.store, d.deps.Logger).Handler()
 	return nil
 }
 
@@ -258,17 +263,13 @@ func (d *Daemon) Run(ctx context.Context, token func() (string, error)) error {
 		d.engine.Stop()
 		d.workspaces.StopWatching()
 	})()
-	m, err := d.newMembership()
-	if err != nil {
-		return err
-	}
-	cfg, keep, err := m.enter(ctx, token)
+	cfg, keep, err := d.membership.enter(ctx, token)
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
 	d.relay.prepare(cfg.TLS, cfg.Token, cfg.Proxy)
 	defer d.relay.close()
-	cfg.Name, cfg.OnLink, cfg.OnCoordinators = d.cfg.Name, d.onLink, m.learn
+	cfg.Name, cfg.OnLink = d.cfg.Name, d.onLink
 	var kept sync.WaitGroup
 	kept.Go(func() { keep(ctx) })
 	defer kept.Wait()

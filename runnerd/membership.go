@@ -65,8 +65,18 @@ func (m *membership) endpoints() []string {
 	return out
 }
 
+// told gives the endpoints beside the configured ones.
+func (m *membership) told() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.learned)
+}
+
 // learn keeps what a coordinator told of the others.
 func (m *membership) learn(endpoints []string) {
+	if len(endpoints) == 0 {
+		return
+	}
 	m.mu.Lock()
 	m.learned = endpoints
 	m.mu.Unlock()
@@ -90,7 +100,7 @@ func replaceFile(path string, text []byte) error {
 // enter gives what links are dialled with, and what keeps that fresh. A runner
 // that has a certificate, or may join, goes by that; else by its token.
 func (m *membership) enter(ctx context.Context, token func() (string, error)) (link.RunConfig, func(context.Context), error) {
-	cfg := link.RunConfig{Endpoints: m.endpoints(), Proxy: m.proxy}
+	cfg := link.RunConfig{Endpoints: m.d.cfg.Coordinators, Learned: m.told, OnCoordinators: m.learn, Proxy: m.proxy}
 	if !m.d.identity.Ready() && m.d.cfg.JoinTokenFile == "" {
 		trust, err := m.d.cfg.TLS.config()
 		cfg.TLS, cfg.Token = trust, token

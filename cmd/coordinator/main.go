@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -112,8 +111,7 @@ func load(cmd *cobra.Command, path string, environ []string) (coordinator.Config
 func run(ctx context.Context, cfg coordinator.Config, stderr io.Writer) (err error) {
 	logger := cfg.Log.New(stderr)
 	slog.SetDefault(logger)
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry := daemon.NewRegistry("coordinator", version)
 
 	ln, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {

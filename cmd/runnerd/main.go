@@ -10,8 +10,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -73,8 +71,7 @@ func command() *cobra.Command {
 
 func serve(ctx context.Context, cfg runnerd.Config) error {
 	log := cfg.Log.New(os.Stderr)
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry := daemon.NewRegistry("runnerd", version)
 	if len(cfg.Coordinators) == 0 {
 		return &config.FieldError{Field: "coordinators", Problem: "is empty", Remedy: "list at least one endpoint, such as https://head:7420"}
 	}

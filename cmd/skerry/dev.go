@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -105,8 +104,7 @@ func (a *app) dev(ctx context.Context, f devFlags) error {
 			return err
 		}
 	}
-	s := &devServer{log: f.log.New(a.stderr), registry: prometheus.NewRegistry()}
-	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s := &devServer{log: f.log.New(a.stderr), registry: daemon.NewRegistry("dev", version)}
 	api, err := net.Listen("tcp", f.listen)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)

@@ -42,6 +42,8 @@ type Runner struct {
 	live       uint32
 	cancelled  []string
 	last       *skerryv1.WatchWorkspacesResponse
+	// As told while a link lasts.
+	coordinators []string
 }
 
 // NewRunner makes a runner of the given name.
@@ -88,6 +90,13 @@ func (r *Runner) Report(msg *skerryv1.WatchWorkspacesResponse) {
 	for ch := range r.watchers {
 		ch <- msg
 	}
+}
+
+// Coordinators are the endpoints that it was told of while a link lasted.
+func (r *Runner) Coordinators() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.coordinators
 }
 
 // Attached counts Attach calls.
@@ -174,6 +183,14 @@ func (c control) WatchWorkspaces(ctx context.Context, _ *connect.Request[skerryv
 			return nil
 		}
 	}
+}
+
+// TellCoordinators implements RunnerControlServiceHandler.
+func (c control) TellCoordinators(_ context.Context, req *connect.Request[skerryv1.TellCoordinatorsRequest]) (*connect.Response[skerryv1.TellCoordinatorsResponse], error) {
+	c.mu.Lock()
+	c.coordinators = req.Msg.GetEndpoints()
+	c.mu.Unlock()
+	return connect.NewResponse(&skerryv1.TellCoordinatorsResponse{}), nil
 }
 
 // RefreshCertificate implements RunnerControlServiceHandler; a fake has none.

@@ -32,7 +32,7 @@ func runOptions(a arguments) *skerryv1.RunOptions {
 		TimeoutS: uint32(get[int64](a, "timeout_s")), Network: get[string](a, "network"), IdempotencyKey: get[string](a, "idempotency_key"),
 	}
 	if o.IdempotencyKey == "" {
-		o.IdempotencyKey = "mcp-" + rand.Text()
+		o.IdempotencyKey, o.FirstUse = "mcp-"+rand.Text(), true
 	}
 	return o
 }

@@ -82,6 +82,20 @@ func (r Reader) BranchesOfRunner(runner string) []*raftlogv1.Branch {
 	return all[raftlogv1.Branch](r.txn, tableBranches, indexRunner, runner)
 }
 
+// BranchesOfAgent lists what runners have of an agent's workspaces that went on
+// elsewhere, by runner.
+func (r Reader) BranchesOfAgent(agent string) []*raftlogv1.Branch {
+	it, err := r.txn.LowerBound(tableBranches, indexOwner, agent, "")
+	if err != nil {
+		panic("state: " + err.Error())
+	}
+	var out []*raftlogv1.Branch
+	for raw := it.Next(); raw != nil && raw.(*raftlogv1.Branch).GetAgent() == agent; raw = it.Next() {
+		out = append(out, raw.(*raftlogv1.Branch))
+	}
+	return out
+}
+
 // RunnersWithBranches are those that have, or had when they were last seen,
 // something of a workspace that went on elsewhere.
 func (r Reader) RunnersWithBranches() map[string]bool {

@@ -21,7 +21,7 @@ func drawCommand(t *rapid.T, n int) *raftlogv1.Command {
 		Id:   fmt.Sprintf("cm_%d", rapid.IntRange(0, 2*n+2).Draw(t, "command")),
 		Time: &timestamppb.Timestamp{Seconds: int64(n)},
 	}
-	switch rapid.IntRange(0, 13).Draw(t, "op") {
+	switch rapid.IntRange(0, 21).Draw(t, "op") {
 	case 0:
 		cmd.Op = &raftlogv1.Command_InitCluster{InitCluster: &raftlogv1.InitCluster{ClusterId: id("cl")}}
 	case 1:
@@ -41,6 +41,8 @@ func drawCommand(t *rapid.T, n int) *raftlogv1.Command {
 	case 6:
 		cmd.Op = heads(name.Draw(t, "name"), &raftlogv1.Head{WorkspaceId: id("ws"), Epoch: rapid.Uint64Range(0, 2).Draw(t, "epoch"),
 			Seq: rapid.Uint64Range(0, 5).Draw(t, "seq"), Digest: id("d")}).Op
+	case 14, 15, 16, 17, 18, 19, 20, 21:
+		drawMove(t, cmd)
 	default:
 		drawService(t, cmd)
 	}
@@ -114,6 +116,7 @@ func TestPropertyRepeatsAreIdempotent(t *testing.T) {
 func checkInvariants(t *rapid.T, s *State) {
 	r := s.Read()
 	checkServices(t, r)
+	checkMoves(t, r)
 	numbers := map[uint32]string{}
 	for _, runner := range r.Runners() {
 		if other, used := numbers[runner.GetNumber()]; used || runner.GetNumber() == 0 {

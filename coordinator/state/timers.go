@@ -71,6 +71,20 @@ func (r Reader) NextTimers(limit int) []*raftlogv1.Timer {
 	return out
 }
 
+// TimersFrom lists the timers whose id is not before from: ids sort by the time
+// of their making.
+func (r Reader) TimersFrom(from string) []*raftlogv1.Timer {
+	it, err := r.txn.LowerBound(tableTimers, indexID, from)
+	if err != nil {
+		panic("state: " + err.Error())
+	}
+	var out []*raftlogv1.Timer
+	for raw := it.Next(); raw != nil; raw = it.Next() {
+		out = append(out, raw.(*raftlogv1.Timer))
+	}
+	return out
+}
+
 func (p processor) createTimer(cmd *raftlogv1.Command, timer *raftlogv1.Timer) *raftlogv1.Answer {
 	owner := p.Agent(timer.GetAgent())
 	switch {

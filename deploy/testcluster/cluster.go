@@ -20,6 +20,8 @@ type plan struct {
 	Disks        bool              `json:"disks,omitempty"`
 	Coordinator  map[string]string `json:"coordinatorSet,omitempty"`
 	Runner       map[string]string `json:"runnerSet,omitempty"`
+	// RunnerYAML ends every runner's configuration.
+	RunnerYAML string `json:"runnerYaml,omitempty"`
 }
 
 // cluster is what a directory holds.
@@ -30,6 +32,8 @@ type cluster struct {
 	Plan  plan    `json:"plan"`
 	Nodes []*node `json:"nodes"`
 	Hub   process `json:"hub"`
+	// Added is the number of the node that was added last.
+	Added int `json:"added,omitempty"`
 	// AdminToken is the first admin token, CAFile what an agent trusts.
 	AdminToken string `json:"adminToken"`
 	CAFile     string `json:"caFile"`
@@ -64,6 +68,7 @@ func create(dir string, p plan) (*cluster, error) {
 	for i := range p.Coordinators {
 		c.Nodes = append(c.Nodes, c.newNode(roleCoordinator, i+1))
 	}
+	c.Nodes[0].Founder = true
 	for i := range p.Runners {
 		c.Nodes = append(c.Nodes, c.newNode(roleRunner, i+1))
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -48,7 +49,8 @@ func (n *node) removeDisk() error {
 	if !mounted(n.dataDir()) {
 		return nil
 	}
-	return syscall.Unmount(n.dataDir(), 0)
+	// Threads of a process that was just killed may hold it for a moment yet.
+	return await(context.Background(), "the disk of "+n.Name+" to be let go", func() error { return syscall.Unmount(n.dataDir(), 0) })
 }
 
 func mounted(dir string) bool {

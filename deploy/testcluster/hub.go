@@ -2,13 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,27 +25,43 @@ type forward struct {
 	ln        net.Listener
 }
 
+// Ports on loopback are below those that the system gives to connections, so
+// that none is taken between two commands.
+const firstPort, ports = 20000, 12000
+
+// freePort gives an address on loopback that nobody listens at.
+func freePort() (string, error) {
+	var errs []error
+	for range 20 {
+		ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(firstPort+rand.IntN(ports))))
+		if err == nil {
+			return ln.Addr().String(), ln.Close()
+		}
+		errs = append(errs, err)
+	}
+	return "", errors.Join(errs...)
+}
+
+// reservePorts chooses the ports on loopback by which n is reached.
+func (n *node) reservePorts() error {
+	metrics, err := freePort()
+	if err != nil {
+		return err
+	}
+	n.Metrics = "http://" + metrics
+	if n.Role != roleCoordinator {
+		return nil
+	}
+	api, err := freePort()
+	n.Endpoint = "https://" + api
+	return err
+}
+
 // startHub reserves ports on loopback and starts the process that serves them.
 func (c *cluster) startHub(ctx context.Context) error {
-	port := func() (string, error) {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return "", err
-		}
-		return ln.Addr().String(), ln.Close()
-	}
 	for _, n := range c.Nodes {
-		metrics, err := port()
-		if err != nil {
+		if err := n.reservePorts(); err != nil {
 			return err
-		}
-		n.Metrics = "http://" + metrics
-		if n.Role == roleCoordinator {
-			api, err := port()
-			if err != nil {
-				return err
-			}
-			n.Endpoint = "https://" + api
 		}
 	}
 	if err := c.save(); err != nil {
@@ -65,36 +86,61 @@ func (c *cluster) startHub(ctx context.Context) error {
 	})
 }
 
-// serveHub makes the nodes' ports reachable on loopback until ctx ends.
-func (c *cluster) serveHub(ctx context.Context) error {
-	var forwards []forward
-	add := func(n *node, url, scheme, port string) error {
-		ln, err := net.Listen("tcp", url[len(scheme):])
+// serveHub makes the nodes' ports reachable on loopback until ctx ends. SIGHUP
+// has it look for nodes that were added or removed.
+func serveHub(ctx context.Context, dir string) error {
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, syscall.SIGHUP)
+	var work sync.WaitGroup
+	defer work.Wait()
+	serving := map[string]forward{}
+	defer func() {
+		for _, f := range serving {
+			_ = f.ln.Close()
+		}
+	}()
+	for {
+		c, err := load(dir)
 		if err != nil {
 			return err
 		}
-		forwards = append(forwards, forward{space: n.Space, to: net.JoinHostPort(n.IP, port), ln: ln})
-		return nil
-	}
-	for _, n := range c.Nodes {
-		if err := add(n, n.Metrics, "http://", portMetrics); err != nil {
+		if err := c.adjust(serving, &work); err != nil {
 			return err
 		}
-		if n.Role == roleCoordinator {
-			if err := add(n, n.Endpoint, "https://", portAPI); err != nil {
-				return err
-			}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
 		}
 	}
-	var work sync.WaitGroup
-	for _, f := range forwards {
-		work.Go(func() { f.serve() })
+}
+
+// adjust serves what the cluster has now, by addresses on loopback.
+func (c *cluster) adjust(serving map[string]forward, work *sync.WaitGroup) error {
+	wanted := map[string]forward{}
+	for _, n := range c.Nodes {
+		wanted[n.Metrics[len("http://"):]] = forward{space: n.Space, to: net.JoinHostPort(n.IP, portMetrics)}
+		if n.Role == roleCoordinator {
+			wanted[n.Endpoint[len("https://"):]] = forward{space: n.Space, to: net.JoinHostPort(n.IP, portAPI)}
+		}
 	}
-	<-ctx.Done()
-	for _, f := range forwards {
-		_ = f.ln.Close()
+	for address, f := range serving {
+		if _, ok := wanted[address]; !ok {
+			_ = f.ln.Close()
+			delete(serving, address)
+		}
 	}
-	work.Wait()
+	for address, f := range wanted {
+		if _, ok := serving[address]; ok {
+			continue
+		}
+		var err error
+		if f.ln, err = net.Listen("tcp", address); err != nil {
+			return err
+		}
+		serving[address] = f
+		work.Go(f.serve)
+	}
 	return nil
 }
 

@@ -68,8 +68,12 @@ func command() *cobra.Command {
 		simple(&dir, "unstall NODE...", "Let the disks work again", -1, func(_ context.Context, c *cluster, nodes []string) error {
 			return c.eachNode(nodes, (*node).unstall)
 		}),
-		simple(&dir, "start NODE...", "Start nodes that do not run", -1, func(ctx context.Context, c *cluster, nodes []string) error {
-			return c.eachNode(nodes, func(n *node) error { return c.start(ctx, n) })
+		startCommand(&dir), addCommand(&dir), proxyCommand(),
+		simple(&dir, "remove NODE...", "Take nodes out of the cluster for ever and remove them", -1, func(ctx context.Context, c *cluster, nodes []string) error {
+			return c.eachNode(nodes, func(n *node) error { return c.remove(ctx, n) })
+		}),
+		simple(&dir, "replace NODE...", "Take nodes out of the cluster, wipe them, and have them join anew under their names", -1, func(ctx context.Context, c *cluster, nodes []string) error {
+			return c.eachNode(nodes, func(n *node) error { return c.replace(ctx, n) })
 		}),
 		partitionCommand(&dir),
 		simple(&dir, "heal", "End all partitions", 0, func(_ context.Context, c *cluster, _ []string) error { return c.heal() }),
@@ -112,6 +116,34 @@ func upCommand(dir *string) *cobra.Command {
 	c.Flags().BoolVar(&plan.Disks, "disks", false, "give each coordinator a file system of its own, which can be stalled")
 	c.Flags().StringToStringVar(&plan.Coordinator, "coordinator-set", nil, "KEY=VALUE of every coordinator's configuration, such as raft.snapshot_threshold=100")
 	c.Flags().StringToStringVar(&plan.Runner, "runner-set", nil, "KEY=VALUE of every runner's configuration")
+	c.Flags().StringVar(&plan.RunnerYAML, "runner-yaml", "", "text at the end of every runner's configuration, for keys that are no single value")
+	return c
+}
+
+func startCommand(dir *string) *cobra.Command {
+	bin, same := "", false
+	c := simple(dir, "start NODE...", "Start nodes that do not run", -1, func(ctx context.Context, c *cluster, nodes []string) error {
+		return c.eachNode(nodes, func(n *node) error {
+			if bin != "" {
+				n.Bin = bin
+			}
+			if same {
+				return c.startAsIs(ctx, n)
+			}
+			return c.start(ctx, n)
+		})
+	})
+	c.Flags().StringVar(&bin, "bin", "", "directory of the programs that they run from now on")
+	c.Flags().BoolVar(&same, "same-config", false, "leave their configuration as it is, without coordinators added since")
+	return c
+}
+
+func addCommand(dir *string) *cobra.Command {
+	via := ""
+	c := simple(dir, "add coordinator|runner|proxy", "Add a node, and wait until it is a member", 1, func(ctx context.Context, c *cluster, words []string) error {
+		return c.add(ctx, words[0], via)
+	})
+	c.Flags().StringVar(&via, "via", "", "proxy that is the runner's only way out")
 	return c
 }
 
@@ -126,11 +158,7 @@ func partitionCommand(dir *string) *cobra.Command {
 
 func hubCommand(dir *string) *cobra.Command {
 	return &cobra.Command{Use: "hub", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		c, err := load(*dir)
-		if err != nil {
-			return err
-		}
-		return c.serveHub(cmd.Context())
+		return serveHub(cmd.Context(), *dir)
 	}}
 }
 

@@ -46,15 +46,28 @@ func (c *cluster) makeNetwork() error {
 		if err != nil {
 			return err
 		}
-		port := n.Name
-		err = inAll([]string{"ip", "netns", "add", n.Space},
-			[]string{"ip", "-n", net, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", n.Space},
-			[]string{"ip", "-n", net, "link", "set", port, "master", bridge, "up"},
-			[]string{"ip", "-n", n.Space, "addr", "add", n.IP + "/24", "dev", "eth0"},
-			[]string{"ip", "-n", n.Space, "link", "set", "eth0", "up"},
-			[]string{"ip", "-n", n.Space, "link", "set", "lo", "up"})
+		err = c.plug(n)
 	}
 	return err
+}
+
+// plug gives a node its namespace and joins that to the bridge.
+func (c *cluster) plug(n *node) error {
+	net, port := c.switchSpace(), n.Name
+	err := inAll([]string{"ip", "netns", "add", n.Space},
+		[]string{"ip", "-n", net, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", n.Space},
+		[]string{"ip", "-n", net, "link", "set", port, "master", bridge, "up"},
+		[]string{"ip", "-n", n.Space, "addr", "add", n.IP + "/24", "dev", "eth0"},
+		[]string{"ip", "-n", n.Space, "link", "set", "eth0", "up"},
+		[]string{"ip", "-n", n.Space, "link", "set", "lo", "up"})
+	if err != nil || n.Via == "" {
+		return err
+	}
+	via, err := c.node(n.Via)
+	if err != nil {
+		return err
+	}
+	return run("nsenter", "--net=/run/netns/"+n.Space, "iptables", "-w", "-A", "OUTPUT", "!", "-o", "lo", "!", "-d", via.IP, "-j", "DROP")
 }
 
 func (c *cluster) removeNetwork() error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,11 +19,14 @@ import (
 const (
 	roleCoordinator = "coordinator"
 	roleRunner      = "runner"
+	// roleProxy is an HTTP proxy that runners are reached by alone.
+	roleProxy = "proxy"
 
 	portAPI     = "7420"
 	portMetrics = "7421"
 	portRaft    = "7422"
 	portPeer    = "7430"
+	portProxy   = "3128"
 )
 
 // node is one daemon.
@@ -39,14 +43,24 @@ type node struct {
 	Metrics  string  `json:"metricsUrl"`
 	Process  process `json:"process"`
 
+	// Founder made the cluster, the others joined it.
+	Founder bool `json:"founder,omitempty"`
+	// Bin has the programs that it runs; empty: those of all.
+	Bin string `json:"bin,omitempty"`
+	// Via is the proxy that is a runner's only way out.
+	Via string `json:"via,omitempty"`
+
 	// State is "running" or "stopped", of when it was asked for.
 	State string `json:"state,omitempty"`
 }
 
 func (c *cluster) newNode(role string, number int) *node {
 	letter, last := "c", 10+number
-	if role == roleRunner {
+	switch role {
+	case roleRunner:
 		letter, last = "r", 100+number
+	case roleProxy:
+		letter, last = "p", 210+number
 	}
 	name := letter + strconv.Itoa(number)
 	return &node{Name: name, Role: role, IP: network + strconv.Itoa(last), Space: c.ID + "-" + name, Dir: filepath.Join(c.Dir, name)}
@@ -59,25 +73,39 @@ func (n *node) log() string       { return filepath.Join(n.Dir, "log") }
 
 // program is the daemon and its arguments.
 func (n *node) program() []string {
-	name := map[string]string{roleCoordinator: "coordinator", roleRunner: "runnerd"}[n.Role]
-	return []string{filepath.Join(os.Getenv("SKERRY_BIN"), name), "--config", n.config()}
+	bin := n.Bin
+	if bin == "" {
+		bin = os.Getenv("SKERRY_BIN")
+	}
+	switch n.Role {
+	case roleCoordinator:
+		return []string{filepath.Join(bin, "coordinator"), "--config", n.config()}
+	case roleRunner:
+		return []string{filepath.Join(bin, "runnerd"), "--config", n.config()}
+	}
+	return []string{filepath.Join(bin, "testcluster"), "connect-proxy", "--listen", net.JoinHostPort(n.IP, portProxy), "--metrics", net.JoinHostPort(n.IP, portMetrics)}
 }
 
 // start writes the configuration, starts the daemon and waits until it answers.
 func (c *cluster) start(ctx context.Context, n *node) error {
-	if n.Process.alive() {
-		return fmt.Errorf("it runs already, as process %d", n.Process.PID)
-	}
 	if err := os.MkdirAll(n.Dir, 0o711); err != nil {
 		return err
+	}
+	if err := os.WriteFile(n.config(), []byte(c.configOf(n)), 0o600); err != nil {
+		return err
+	}
+	return c.startAsIs(ctx, n)
+}
+
+// startAsIs starts the daemon with the configuration that is there.
+func (c *cluster) startAsIs(ctx context.Context, n *node) error {
+	if n.Process.alive() {
+		return fmt.Errorf("it runs already, as process %d", n.Process.PID)
 	}
 	if c.Plan.Disks && n.Role == roleCoordinator {
 		if err := n.makeDisk(); err != nil {
 			return err
 		}
-	}
-	if err := os.WriteFile(n.config(), []byte(c.configOf(n)), 0o600); err != nil {
-		return err
 	}
 	argv := append([]string{"nsenter", "--net=/run/netns/" + n.Space}, n.program()...)
 	var err error
@@ -108,7 +136,15 @@ func (c *cluster) settings(n *node) (env []string) {
 	return env
 }
 
+// configOf is a node's configuration with what the plan adds to it.
 func (c *cluster) configOf(n *node) string {
+	if n.Role == roleRunner {
+		return c.ownConfig(n) + c.Plan.RunnerYAML
+	}
+	return c.ownConfig(n)
+}
+
+func (c *cluster) ownConfig(n *node) string {
 	var others []string
 	for _, other := range c.withRole(roleCoordinator) {
 		if other != n {
@@ -122,13 +158,13 @@ data_dir: %s
 coordinators: %s
 join_token_file: %s
 metrics_listen: %s:%s
-proxy: none
+proxy: %s
 labels: {node: %s}
 peer: {listen: "%s:%s"}
-`, n.Name, n.dataDir(), list, n.joinToken(), n.IP, portMetrics, n.Name, n.IP, portPeer)
+`, n.Name, n.dataDir(), list, n.joinToken(), n.IP, portMetrics, c.proxyOf(n), n.Name, n.IP, portPeer)
 	}
 	enter := "bootstrap: true"
-	if n != c.Nodes[0] {
+	if !n.Founder {
 		enter = "join: " + list + "\n  join_token_file: " + n.joinToken()
 	}
 	if c.Plan.Coordinators == 1 {
@@ -145,6 +181,13 @@ cluster:
   stabilization: 1s
   %s
 `, n.Name, n.dataDir(), n.IP, portAPI, n.IP, portAPI, n.IP, portMetrics, n.IP, portRaft, enter)
+}
+
+func (c *cluster) proxyOf(n *node) string {
+	if via, err := c.node(n.Via); err == nil {
+		return "http://" + net.JoinHostPort(via.IP, portProxy)
+	}
+	return "none"
 }
 
 func (c *cluster) signal(n *node, sig syscall.Signal) error {

@@ -137,6 +137,7 @@ func (n *nemesis) faults() []fault {
 		{"leader paused", func(l string, _ []string) func() { n.b.run("pause", l); return func() { n.b.run("resume", l) } }},
 		{"leader's disk stalled", func(l string, _ []string) func() { n.b.run("stall", l); return func() { n.b.run("unstall", l) } }},
 		{"follower's disk stalled", func(_ string, f []string) func() { n.b.run("stall", f[0]); return func() { n.b.run("unstall", f[0]) } }},
+		{"follower replaced", func(_ string, f []string) func() { n.replace(f[0]); return func() {} }},
 		{"rolling restart", func(l string, f []string) func() { n.roll(append(f, l)); return func() {} }},
 	}
 }
@@ -186,6 +187,13 @@ func (n *nemesis) without(name string) {
 		}
 	}
 	n.endpoints.Store(&list)
+}
+
+// replace has a coordinator that lost its disk join anew.
+func (n *nemesis) replace(name string) {
+	n.without(name)
+	n.b.run("replace", name)
+	n.without("")
 }
 
 func (n *nemesis) roll(names []string) {

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -25,6 +26,8 @@ type testbed struct {
 	// As the tool last told.
 	report
 	agents *callers
+	// live has the endpoints of coordinators that run, for goroutines beside the test.
+	live atomic.Pointer[[]string]
 }
 
 type report struct {
@@ -79,6 +82,11 @@ func (b *testbed) run(args ...string) {
 	}
 }
 
+// killQuietly kills a node while other goroutines look at what the tool last told.
+func (b *testbed) killQuietly(name string) error {
+	return exec.Command(tool, "--dir", b.dir, "kill", name).Run()
+}
+
 func (b *testbed) try(args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -89,12 +97,25 @@ func (b *testbed) try(args ...string) error {
 		return fmt.Errorf("%w: %s", err, errs.String())
 	}
 	b.report = report{}
-	return json.Unmarshal(out.Bytes(), &b.report)
+	if err := json.Unmarshal(out.Bytes(), &b.report); err != nil {
+		return err
+	}
+	var live []string
+	for _, n := range b.Nodes {
+		if n.Role == "coordinator" && n.State == "running" {
+			live = append(live, n.Endpoint)
+		}
+	}
+	b.live.Store(&live)
+	return nil
 }
 
 // showLogs prints the end of each node's log.
 func (b *testbed) showLogs() {
 	const most = 3 << 10
+	if text, err := os.ReadFile(filepath.Join(b.dir, "hub.log")); err == nil {
+		b.t.Logf("--- hub\n%s", text[max(0, len(text)-most):])
+	}
 	for _, n := range b.Nodes {
 		text, err := os.ReadFile(filepath.Join(n.Dir, "log"))
 		if err == nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -38,8 +39,10 @@ type Config struct {
 
 const (
 	callTimeout = 15 * time.Second
-	firstPause  = 500 * time.Millisecond
-	mostPause   = 30 * time.Second
+	// Hosts that are gone must leave time for the others within renewTimeout.
+	connectTimeout = 3 * time.Second
+	firstPause     = 500 * time.Millisecond
+	mostPause      = 30 * time.Second
 )
 
 // ErrRefused is wrapped by a refusal that repeating does not cure.
@@ -194,7 +197,7 @@ func refused(err error) bool {
 
 // client calls one coordinator over a connection that done ends.
 func (c Config) client(endpoint string, config *tls.Config) (rpc.JoinServiceClient, func()) {
-	transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext}
 	if c.Proxy != nil {
 		transport.Proxy = func(r *http.Request) (*url.URL, error) { return c.Proxy(r.URL) }
 	}

@@ -45,10 +45,12 @@ type Identity struct {
 
 // material is one installed certificate and what goes with it; it never changes.
 type material struct {
-	cert  tls.Certificate
-	leaf  *x509.Certificate
-	peer  Peer
-	roots *x509.CertPool
+	cert tls.Certificate
+	leaf *x509.Certificate
+	// The authority that signed it.
+	signer *x509.Certificate
+	peer   Peer
+	roots  *x509.CertPool
 	// authorities in DER, as the bundle had them.
 	authorities []*x509.Certificate
 }
@@ -111,7 +113,7 @@ func newKey(path string) (*ecdsa.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	return key, writeFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	return key, WriteSecret(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 // Ready reports whether a certificate is installed.
@@ -129,6 +131,15 @@ func (i *Identity) Leaf() Peer {
 func (i *Identity) NotAfter() time.Time {
 	if m := i.current.Load(); m != nil {
 		return m.leaf.NotAfter
+	}
+	return time.Time{}
+}
+
+// AuthorityNotAfter is when the authority that signed the certificate expires;
+// zero before one is installed.
+func (i *Identity) AuthorityNotAfter() time.Time {
+	if m := i.current.Load(); m != nil {
+		return m.signer.NotAfter
 	}
 	return time.Time{}
 }
@@ -180,7 +191,7 @@ func (i *Identity) Install(certPEM, caPEM []byte) error {
 	if old := i.current.Load(); old != nil && old.peer.Cluster != m.peer.Cluster {
 		return fmt.Errorf("install certificate: it is of cluster %s, this host of %s", m.peer.Cluster, old.peer.Cluster)
 	}
-	if err := writeFile(filepath.Join(i.dir, certFile), text); err != nil {
+	if err := WriteSecret(filepath.Join(i.dir, certFile), text); err != nil {
 		return fmt.Errorf("install certificate: %w", err)
 	}
 	i.current.Store(m)
@@ -216,6 +227,7 @@ func (i *Identity) parse(text []byte) (*material, error) {
 		if leaf.CheckSignatureFrom(ca) != nil {
 			continue
 		}
+		m.signer = ca
 		for _, cert := range append([]*x509.Certificate{ca}, chain...) {
 			m.cert.Certificate = append(m.cert.Certificate, cert.Raw)
 		}
@@ -261,8 +273,8 @@ func ParseCertificates(text []byte) ([]*x509.Certificate, error) {
 	return out, nil
 }
 
-// writeFile replaces path durably; nobody else can ever read it.
-func writeFile(path string, text []byte) (err error) {
+// WriteSecret replaces path durably; nobody else can ever read it.
+func WriteSecret(path string, text []byte) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, ".identity-*") // mode 0600
 	if err != nil {

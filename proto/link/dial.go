@@ -157,9 +157,12 @@ func upgrade(ctx context.Context, conn net.Conn, target *url.URL, cfg DialConfig
 	return watch(conn, io.LimitReader(reader, int64(reader.Buffered()))), welcome, nil
 }
 
-// splitEndpoints reads a list of endpoints, of which it keeps those that are ones.
-func splitEndpoints(text string) (out []string) {
-	for part := range strings.SplitSeq(text, ",") {
+// splitEndpoints reads a list of endpoints.
+func splitEndpoints(text string) []string { return Endpoints(strings.Split(text, ",")) }
+
+// Endpoints keeps of what a coordinator told those that are endpoints.
+func Endpoints(told []string) (out []string) {
+	for _, part := range told {
 		part = strings.TrimSpace(part)
 		if _, err := parseEndpoint(part); err == nil && len(out) < mostEndpoints {
 			out = append(out, part)

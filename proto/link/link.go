@@ -21,9 +21,10 @@ const (
 	Protocol = "skerry-link/1"
 	// HeaderRunner carries the name of the runner that dials.
 	HeaderRunner = "Skerry-Runner"
-	// HeaderDirect asks a coordinator that does not lead for HeaderLeader, the
-	// endpoint of the one that does, instead of a relayed link.
+	// HeaderDirect asks a coordinator that does not lead for HeaderLeader instead
+	// of a relayed link.
 	HeaderDirect = "Skerry-Link-Direct"
+	// HeaderLeader has, in the answer, the endpoint of the coordinator that leads.
 	HeaderLeader = "Skerry-Leader"
 	// HeaderCoordinators has, in the answer to an upgrade, the endpoints of all
 	// coordinators, separated by commas.
@@ -35,6 +36,9 @@ const mostEndpoints = 16
 
 const (
 	handshakeTimeout = 10 * time.Second
+	// A host that is gone answers nothing; one that is there does within this,
+	// though a packet is lost on the way.
+	connectTimeout = 3 * time.Second
 	// Silence after which the peer is pinged, and the time that it has to answer.
 	pingAfter   = 5 * time.Second
 	pingTimeout = 5 * time.Second

@@ -341,3 +341,21 @@ func TestBackoff(t *testing.T) {
 		}
 	}
 }
+
+// Endpoints that fail are left until the others do as well.
+func TestPickPassesOverWhatFailed(t *testing.T) {
+	failed := map[string]int{"a": 2, "b": 1}
+	var got []string
+	for turn := range 4 {
+		got = append(got, pick([]string{"a", "b", "c", "d"}, turn, failed))
+	}
+	if want := "c c c d"; strings.Join(got, " ") != want {
+		t.Errorf("picked %v, want %s", got, want)
+	}
+	for _, e := range []string{"c", "d"} {
+		failed[e] = 1
+	}
+	if got := pick([]string{"a", "b", "c", "d"}, 0, failed); got != "b" {
+		t.Errorf("all have failed: picked %s", got)
+	}
+}

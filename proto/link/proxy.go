@@ -13,7 +13,7 @@ import (
 
 // dialTCP connects with target, by a proxy where proxy names one.
 func dialTCP(ctx context.Context, target *url.URL, proxy func(*url.URL) (*url.URL, error)) (net.Conn, error) {
-	dialer := &net.Dialer{KeepAlive: pingAfter}
+	dialer := &net.Dialer{KeepAlive: pingAfter, Timeout: connectTimeout}
 	if proxy == nil {
 		return dialer.DialContext(ctx, "tcp", target.Host)
 	}

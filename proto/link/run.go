@@ -30,6 +30,9 @@ type RunConfig struct {
 	// OnCoordinators, when set, is told the endpoints that a coordinator told of,
 	// when they are others than before.
 	OnCoordinators func([]string)
+	// Learned, when set, gives endpoints that were learned otherwise; they are
+	// dialled like those that coordinators told of.
+	Learned func() []string
 }
 
 // steady is how long a link must last for the next dial to start afresh;
@@ -48,11 +51,14 @@ func Run(ctx context.Context, cfg RunConfig, handler http.Handler, logger *slog.
 			return err
 		}
 	}
-	r := &redialer{cfg: cfg, handler: handler, logger: logger}
+	r := &redialer{cfg: cfg, handler: handler, logger: logger, failed: map[string]int{}}
 	for next := 0; ctx.Err() == nil; next++ {
-		endpoints := r.endpoints()
-		endpoint := endpoints[next%len(endpoints)]
+		endpoint := pick(r.endpoints(), next, r.failed)
 		lasted, err := r.once(ctx, endpoint)
+		r.failed[endpoint]++
+		if lasted > 0 {
+			delete(r.failed, endpoint)
+		}
 		if ctx.Err() != nil {
 			break
 		}
@@ -74,12 +80,30 @@ type redialer struct {
 	failures int
 	// As the last coordinator told.
 	learned []string
+	// How often an endpoint was dialled in vain since it last gave a link.
+	failed map[string]int
+}
+
+// pick takes turns among the endpoints that failed least, so that those of
+// coordinators that are gone for good cost a dial once in a round of failures.
+func pick(endpoints []string, turn int, failed map[string]int) string {
+	best := endpoints[turn%len(endpoints)]
+	for i := range endpoints {
+		if e := endpoints[(turn+i)%len(endpoints)]; failed[e] < failed[best] {
+			best = e
+		}
+	}
+	return best
 }
 
 // endpoints are the configured ones and then those that were learned.
 func (r *redialer) endpoints() []string {
 	out := slices.Clone(r.cfg.Endpoints)
-	for _, endpoint := range r.learned {
+	more := r.learned
+	if r.cfg.Learned != nil {
+		more = append(slices.Clone(more), r.cfg.Learned()...)
+	}
+	for _, endpoint := range more {
 		if !slices.Contains(out, endpoint) {
 			out = append(out, endpoint)
 		}

@@ -34,7 +34,16 @@ func newMetrics(reg prometheus.Registerer, e *Engine) *metrics {
 			func() float64 { _, queued := e.Load(); return float64(queued) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "skerry_runner_slots", Help: "Executions that may run at once."},
 			func() float64 { return float64(cap(e.slots)) }))
+	for verdict, state := range troubles {
+		m.total.WithLabelValues(state, verdict) // a rate does not see the first event of a series that begins with it
+	}
 	return m
+}
+
+// troubles are verdicts to watch for, and the states that they go with.
+var troubles = map[string]string{
+	skerryv1.VerdictLost: skerryv1.StateUnknown, skerryv1.VerdictStartFailed: skerryv1.StateFailed,
+	skerryv1.VerdictOOMKilled: skerryv1.StateFailed, skerryv1.VerdictQuotaExceeded: skerryv1.StateFailed,
 }
 
 func (m *metrics) ended(r *skerryv1.Execution) {

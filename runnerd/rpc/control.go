@@ -5,6 +5,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"skerry.internal/proto/link"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 	"skerry.internal/runnerd/workspace"
 )
@@ -65,4 +66,10 @@ func (s control) CountLive(_ context.Context, req *connect.Request[skerryv1.Coun
 func (s control) RefreshCertificate(context.Context, *connect.Request[skerryv1.RefreshCertificateRequest]) (*connect.Response[skerryv1.RefreshCertificateResponse], error) {
 	s.cfg.Refresh()
 	return connect.NewResponse(&skerryv1.RefreshCertificateResponse{}), nil
+}
+
+// TellCoordinators implements RunnerControlService.
+func (s control) TellCoordinators(_ context.Context, req *connect.Request[skerryv1.TellCoordinatorsRequest]) (*connect.Response[skerryv1.TellCoordinatorsResponse], error) {
+	s.cfg.Coordinators(link.Endpoints(req.Msg.Endpoints))
+	return connect.NewResponse(&skerryv1.TellCoordinatorsResponse{}), nil
 }

@@ -86,7 +86,7 @@ func identity(req any) proto.Message {
 		o = r.Options
 	}
 	if o != nil {
-		o.WaitMs, o.Background, o.IdempotencyKey, o.Runner, o.RunnerSelector = nil, false, "", "", nil
+		o.WaitMs, o.Background, o.IdempotencyKey, o.Runner, o.RunnerSelector, o.FirstUse = nil, false, "", "", nil, false
 	}
 	return m
 }

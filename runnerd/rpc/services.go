@@ -49,6 +49,8 @@ type Config struct {
 	Watched func()
 	// Refresh asks for the runner's next certificate; it does not block.
 	Refresh func()
+	// Coordinators is told the endpoints of all coordinators when they change.
+	Coordinators func([]string)
 }
 
 // Services implements the runner's side of the API.

@@ -97,6 +97,20 @@ type metrics struct {
 	bytes *prometheus.CounterVec
 }
 
+// begin has all series there from the start: a rate sees the first event of none
+// that comes into being with it.
+func (m *metrics) begin() {
+	for _, state := range []string{skerryv1.StateCompleted, skerryv1.StatePartial, skerryv1.StateFailed, skerryv1.StateCancelled, skerryv1.StateUnknown} {
+		m.ended.WithLabelValues(state)
+	}
+	for _, outcome := range []string{skerryv1.StateCompleted, skerryv1.StateFailed, skerryv1.StateCancelled, skerryv1.StateUnknown} {
+		m.files.WithLabelValues(outcome)
+	}
+	for _, route := range []string{skerryv1.RouteDirect, skerryv1.RouteRelay} {
+		m.bytes.WithLabelValues(route)
+	}
+}
+
 // New makes a manager; it owns neither the store nor the journal.
 func New(cfg Config, store *cas.Store, j *journal.Journal, workspaces *workspace.Manager, log *slog.Logger, reg prometheus.Registerer) *Manager {
 	if reg == nil {
@@ -119,6 +133,7 @@ func New(cfg Config, store *cas.Store, j *journal.Journal, workspaces *workspace
 	}
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "skerry_transfers_running", Help: "Transfers into this runner that hold a slot."},
 		func() float64 { return float64(len(m.slots)) })
+	m.metrics.begin()
 	return m
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"skerry.internal/cas"
-	"skerry.internal/coordinator/ca"
 	"skerry.internal/proto/grant"
 	"skerry.internal/proto/identity"
 	"skerry.internal/proto/ids"
@@ -32,21 +31,17 @@ import (
 // cluster is an authority and the key that signs grants.
 type cluster struct {
 	t         *testing.T
-	authority *ca.Authority
+	authority *authority
 	key       ed25519.PrivateKey
 }
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	authority, err := ca.New("cl_test", time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
 	_, key, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &cluster{t, authority, key}
+	return &cluster{t, newAuthority(t), key}
 }
 
 // bench is a runner without a daemon.
@@ -74,11 +69,7 @@ func (c *cluster) runner(name string) *bench {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	cert, err := c.authority.Sign(request, identity.Peer{Cluster: "cl_test", Role: identity.RoleRunner, Name: name}, nil, time.Now(), time.Hour)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if err := b.id.Install(cert, c.authority.PEM()); err != nil {
+	if err := b.id.Install(c.authority.sign(c.t, request, name), c.authority.pem); err != nil {
 		c.t.Fatal(err)
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -54,8 +54,13 @@ type RunOptions struct {
 	// Which runners may be chosen for an agent that has none yet: each a condition
 	// on labels, "k=v", "k!=v" or "k in (v, w)". At most 16.
 	RunnerSelector []string `protobuf:"bytes,20,rep,name=runner_selector,json=runnerSelector,proto3" json:"runner_selector,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The idempotency key was made for this call, and no earlier call had it. Such a
+	// call goes on while a runner that had the workspace before is away, where
+	// others are refused with OUTCOME_UNKNOWN, as that runner may know their key.
+	// Never set it in a repetition.
+	FirstUse      bool `protobuf:"varint,21,opt,name=first_use,json=firstUse,proto3" json:"first_use,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunOptions) Reset() {
@@ -170,6 +175,13 @@ func (x *RunOptions) GetRunnerSelector() []string {
 		return x.RunnerSelector
 	}
 	return nil
+}
+
+func (x *RunOptions) GetFirstUse() bool {
+	if x != nil {
+		return x.FirstUse
+	}
+	return false
 }
 
 // Interactive says how input reaches a running command: one of the two.
@@ -2222,7 +2234,7 @@ var File_skerry_v1_execution_proto protoreflect.FileDescriptor
 
 const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\n" +
-	"\x19skerry/v1/execution.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19skerry/v1/workspace.proto\"\xe6\x03\n" +
+	"\x19skerry/v1/execution.proto\x12\tskerry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19skerry/v1/workspace.proto\"\x83\x04\n" +
 	"\n" +
 	"RunOptions\x12\x16\n" +
 	"\x06runner\x18\x01 \x01(\tR\x06runner\x12\x10\n" +
@@ -2239,7 +2251,8 @@ const file_skerry_v1_execution_proto_rawDesc = "" +
 	"\frequire_tier\x18\n" +
 	" \x01(\tR\vrequireTier\x128\n" +
 	"\vinteractive\x18\v \x01(\v2\x16.skerry.v1.InteractiveR\vinteractive\x12'\n" +
-	"\x0frunner_selector\x18\x14 \x03(\tR\x0erunnerSelector\x1a6\n" +
+	"\x0frunner_selector\x18\x14 \x03(\tR\x0erunnerSelector\x12\x1b\n" +
+	"\tfirst_use\x18\x15 \x01(\bR\bfirstUse\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +

@@ -1597,6 +1597,87 @@ func (*RefreshCertificateResponse) Descriptor() ([]byte, []int) {
 	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{25}
 }
 
+type TellCoordinatorsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Endpoints of all, which the runner dials from now on.
+	Endpoints     []string `protobuf:"bytes,1,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TellCoordinatorsRequest) Reset() {
+	*x = TellCoordinatorsRequest{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TellCoordinatorsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TellCoordinatorsRequest) ProtoMessage() {}
+
+func (x *TellCoordinatorsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TellCoordinatorsRequest.ProtoReflect.Descriptor instead.
+func (*TellCoordinatorsRequest) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *TellCoordinatorsRequest) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+type TellCoordinatorsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TellCoordinatorsResponse) Reset() {
+	*x = TellCoordinatorsResponse{}
+	mi := &file_skerry_v1_runner_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TellCoordinatorsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TellCoordinatorsResponse) ProtoMessage() {}
+
+func (x *TellCoordinatorsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skerry_v1_runner_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TellCoordinatorsResponse.ProtoReflect.Descriptor instead.
+func (*TellCoordinatorsResponse) Descriptor() ([]byte, []int) {
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{27}
+}
+
 type AttachRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -1607,7 +1688,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[26]
+	mi := &file_skerry_v1_runner_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1700,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[26]
+	mi := &file_skerry_v1_runner_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1713,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{26}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AttachRequest) GetClusterId() string {
@@ -1658,7 +1739,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[27]
+	mi := &file_skerry_v1_runner_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1751,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[27]
+	mi := &file_skerry_v1_runner_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1764,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{27}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AttachResponse) GetRunner() *Runner {
@@ -1701,7 +1782,7 @@ type WatchWorkspacesRequest struct {
 
 func (x *WatchWorkspacesRequest) Reset() {
 	*x = WatchWorkspacesRequest{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[28]
+	mi := &file_skerry_v1_runner_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1794,7 @@ func (x *WatchWorkspacesRequest) String() string {
 func (*WatchWorkspacesRequest) ProtoMessage() {}
 
 func (x *WatchWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[28]
+	mi := &file_skerry_v1_runner_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1807,7 @@ func (x *WatchWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{28}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{30}
 }
 
 type WatchWorkspacesResponse struct {
@@ -1744,7 +1825,7 @@ type WatchWorkspacesResponse struct {
 
 func (x *WatchWorkspacesResponse) Reset() {
 	*x = WatchWorkspacesResponse{}
-	mi := &file_skerry_v1_runner_proto_msgTypes[29]
+	mi := &file_skerry_v1_runner_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1837,7 @@ func (x *WatchWorkspacesResponse) String() string {
 func (*WatchWorkspacesResponse) ProtoMessage() {}
 
 func (x *WatchWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skerry_v1_runner_proto_msgTypes[29]
+	mi := &file_skerry_v1_runner_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1850,7 @@ func (x *WatchWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*WatchWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{29}
+	return file_skerry_v1_runner_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -1922,7 +2003,10 @@ const file_skerry_v1_runner_proto_rawDesc = "" +
 	"\x11CountLiveResponse\x12\x12\n" +
 	"\x04live\x18\x01 \x01(\rR\x04live\"\x1b\n" +
 	"\x19RefreshCertificateRequest\"\x1c\n" +
-	"\x1aRefreshCertificateResponse\"S\n" +
+	"\x1aRefreshCertificateResponse\"7\n" +
+	"\x17TellCoordinatorsRequest\x12\x1c\n" +
+	"\tendpoints\x18\x01 \x03(\tR\tendpoints\"\x1a\n" +
+	"\x18TellCoordinatorsResponse\"S\n" +
 	"\rAttachRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12#\n" +
@@ -1944,11 +2028,12 @@ const file_skerry_v1_runner_proto_rawDesc = "" +
 	"\fCordonRunner\x12\x1e.skerry.v1.CordonRunnerRequest\x1a\x1f.skerry.v1.CordonRunnerResponse\x12U\n" +
 	"\x0eUncordonRunner\x12 .skerry.v1.UncordonRunnerRequest\x1a!.skerry.v1.UncordonRunnerResponse\x12L\n" +
 	"\vDrainRunner\x12\x1d.skerry.v1.DrainRunnerRequest\x1a\x1e.skerry.v1.DrainRunnerResponse\x12O\n" +
-	"\fRemoveRunner\x12\x1e.skerry.v1.RemoveRunnerRequest\x1a\x1f.skerry.v1.RemoveRunnerResponse2\xfa\x03\n" +
+	"\fRemoveRunner\x12\x1e.skerry.v1.RemoveRunnerRequest\x1a\x1f.skerry.v1.RemoveRunnerResponse2\xd7\x04\n" +
 	"\x14RunnerControlService\x12=\n" +
 	"\x06Attach\x12\x18.skerry.v1.AttachRequest\x1a\x19.skerry.v1.AttachResponse\x12Z\n" +
 	"\x0fWatchWorkspaces\x12!.skerry.v1.WatchWorkspacesRequest\x1a\".skerry.v1.WatchWorkspacesResponse0\x01\x12a\n" +
-	"\x12RefreshCertificate\x12$.skerry.v1.RefreshCertificateRequest\x1a%.skerry.v1.RefreshCertificateResponse\x12H\n" +
+	"\x12RefreshCertificate\x12$.skerry.v1.RefreshCertificateRequest\x1a%.skerry.v1.RefreshCertificateResponse\x12[\n" +
+	"\x10TellCoordinators\x12\".skerry.v1.TellCoordinatorsRequest\x1a#.skerry.v1.TellCoordinatorsResponse\x12H\n" +
 	"\tWatchEnds\x12\x1b.skerry.v1.WatchEndsRequest\x1a\x1c.skerry.v1.WatchEndsResponse0\x01\x12R\n" +
 	"\rFindExecution\x12\x1f.skerry.v1.FindExecutionRequest\x1a .skerry.v1.FindExecutionResponse\x12F\n" +
 	"\tCountLive\x12\x1b.skerry.v1.CountLiveRequest\x1a\x1c.skerry.v1.CountLiveResponseB*Z(skerry.internal/proto/skerry/v1;skerryv1b\x06proto3"
@@ -1965,7 +2050,7 @@ func file_skerry_v1_runner_proto_rawDescGZIP() []byte {
 	return file_skerry_v1_runner_proto_rawDescData
 }
 
-var file_skerry_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_skerry_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_skerry_v1_runner_proto_goTypes = []any{
 	(*ExplainPlacementRequest)(nil),    // 0: skerry.v1.ExplainPlacementRequest
 	(*ExplainPlacementResponse)(nil),   // 1: skerry.v1.ExplainPlacementResponse
@@ -1993,13 +2078,15 @@ var file_skerry_v1_runner_proto_goTypes = []any{
 	(*CountLiveResponse)(nil),          // 23: skerry.v1.CountLiveResponse
 	(*RefreshCertificateRequest)(nil),  // 24: skerry.v1.RefreshCertificateRequest
 	(*RefreshCertificateResponse)(nil), // 25: skerry.v1.RefreshCertificateResponse
-	(*AttachRequest)(nil),              // 26: skerry.v1.AttachRequest
-	(*AttachResponse)(nil),             // 27: skerry.v1.AttachResponse
-	(*WatchWorkspacesRequest)(nil),     // 28: skerry.v1.WatchWorkspacesRequest
-	(*WatchWorkspacesResponse)(nil),    // 29: skerry.v1.WatchWorkspacesResponse
-	nil,                                // 30: skerry.v1.Runner.LabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 31: google.protobuf.Timestamp
-	(*Workspace)(nil),                  // 32: skerry.v1.Workspace
+	(*TellCoordinatorsRequest)(nil),    // 26: skerry.v1.TellCoordinatorsRequest
+	(*TellCoordinatorsResponse)(nil),   // 27: skerry.v1.TellCoordinatorsResponse
+	(*AttachRequest)(nil),              // 28: skerry.v1.AttachRequest
+	(*AttachResponse)(nil),             // 29: skerry.v1.AttachResponse
+	(*WatchWorkspacesRequest)(nil),     // 30: skerry.v1.WatchWorkspacesRequest
+	(*WatchWorkspacesResponse)(nil),    // 31: skerry.v1.WatchWorkspacesResponse
+	nil,                                // 32: skerry.v1.Runner.LabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 33: google.protobuf.Timestamp
+	(*Workspace)(nil),                  // 34: skerry.v1.Workspace
 }
 var file_skerry_v1_runner_proto_depIdxs = []int32{
 	2,  // 0: skerry.v1.ExplainPlacementResponse.candidates:type_name -> skerry.v1.PlacementCandidate
@@ -2009,17 +2096,17 @@ var file_skerry_v1_runner_proto_depIdxs = []int32{
 	14, // 4: skerry.v1.DrainRunnerResponse.runner:type_name -> skerry.v1.Runner
 	14, // 5: skerry.v1.RemoveRunnerResponse.runner:type_name -> skerry.v1.Runner
 	14, // 6: skerry.v1.ListRunnersResponse.runners:type_name -> skerry.v1.Runner
-	30, // 7: skerry.v1.Runner.labels:type_name -> skerry.v1.Runner.LabelsEntry
-	31, // 8: skerry.v1.Runner.last_seen:type_name -> google.protobuf.Timestamp
+	32, // 7: skerry.v1.Runner.labels:type_name -> skerry.v1.Runner.LabelsEntry
+	33, // 8: skerry.v1.Runner.last_seen:type_name -> google.protobuf.Timestamp
 	16, // 9: skerry.v1.Runner.drain:type_name -> skerry.v1.RunnerDrain
 	15, // 10: skerry.v1.Runner.devices:type_name -> skerry.v1.DeviceCount
-	31, // 11: skerry.v1.RunnerDrain.started:type_name -> google.protobuf.Timestamp
-	31, // 12: skerry.v1.RunnerDrain.deadline:type_name -> google.protobuf.Timestamp
-	31, // 13: skerry.v1.RunnerDrain.ended:type_name -> google.protobuf.Timestamp
+	33, // 11: skerry.v1.RunnerDrain.started:type_name -> google.protobuf.Timestamp
+	33, // 12: skerry.v1.RunnerDrain.deadline:type_name -> google.protobuf.Timestamp
+	33, // 13: skerry.v1.RunnerDrain.ended:type_name -> google.protobuf.Timestamp
 	19, // 14: skerry.v1.WatchEndsResponse.ends:type_name -> skerry.v1.ExecutionEnd
-	31, // 15: skerry.v1.ExecutionEnd.ended:type_name -> google.protobuf.Timestamp
+	33, // 15: skerry.v1.ExecutionEnd.ended:type_name -> google.protobuf.Timestamp
 	14, // 16: skerry.v1.AttachResponse.runner:type_name -> skerry.v1.Runner
-	32, // 17: skerry.v1.WatchWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
+	34, // 17: skerry.v1.WatchWorkspacesResponse.workspaces:type_name -> skerry.v1.Workspace
 	15, // 18: skerry.v1.WatchWorkspacesResponse.devices:type_name -> skerry.v1.DeviceCount
 	12, // 19: skerry.v1.RunnerService.ListRunners:input_type -> skerry.v1.ListRunnersRequest
 	0,  // 20: skerry.v1.RunnerService.ExplainPlacement:input_type -> skerry.v1.ExplainPlacementRequest
@@ -2027,26 +2114,28 @@ var file_skerry_v1_runner_proto_depIdxs = []int32{
 	6,  // 22: skerry.v1.RunnerService.UncordonRunner:input_type -> skerry.v1.UncordonRunnerRequest
 	8,  // 23: skerry.v1.RunnerService.DrainRunner:input_type -> skerry.v1.DrainRunnerRequest
 	10, // 24: skerry.v1.RunnerService.RemoveRunner:input_type -> skerry.v1.RemoveRunnerRequest
-	26, // 25: skerry.v1.RunnerControlService.Attach:input_type -> skerry.v1.AttachRequest
-	28, // 26: skerry.v1.RunnerControlService.WatchWorkspaces:input_type -> skerry.v1.WatchWorkspacesRequest
+	28, // 25: skerry.v1.RunnerControlService.Attach:input_type -> skerry.v1.AttachRequest
+	30, // 26: skerry.v1.RunnerControlService.WatchWorkspaces:input_type -> skerry.v1.WatchWorkspacesRequest
 	24, // 27: skerry.v1.RunnerControlService.RefreshCertificate:input_type -> skerry.v1.RefreshCertificateRequest
-	17, // 28: skerry.v1.RunnerControlService.WatchEnds:input_type -> skerry.v1.WatchEndsRequest
-	20, // 29: skerry.v1.RunnerControlService.FindExecution:input_type -> skerry.v1.FindExecutionRequest
-	22, // 30: skerry.v1.RunnerControlService.CountLive:input_type -> skerry.v1.CountLiveRequest
-	13, // 31: skerry.v1.RunnerService.ListRunners:output_type -> skerry.v1.ListRunnersResponse
-	1,  // 32: skerry.v1.RunnerService.ExplainPlacement:output_type -> skerry.v1.ExplainPlacementResponse
-	5,  // 33: skerry.v1.RunnerService.CordonRunner:output_type -> skerry.v1.CordonRunnerResponse
-	7,  // 34: skerry.v1.RunnerService.UncordonRunner:output_type -> skerry.v1.UncordonRunnerResponse
-	9,  // 35: skerry.v1.RunnerService.DrainRunner:output_type -> skerry.v1.DrainRunnerResponse
-	11, // 36: skerry.v1.RunnerService.RemoveRunner:output_type -> skerry.v1.RemoveRunnerResponse
-	27, // 37: skerry.v1.RunnerControlService.Attach:output_type -> skerry.v1.AttachResponse
-	29, // 38: skerry.v1.RunnerControlService.WatchWorkspaces:output_type -> skerry.v1.WatchWorkspacesResponse
-	25, // 39: skerry.v1.RunnerControlService.RefreshCertificate:output_type -> skerry.v1.RefreshCertificateResponse
-	18, // 40: skerry.v1.RunnerControlService.WatchEnds:output_type -> skerry.v1.WatchEndsResponse
-	21, // 41: skerry.v1.RunnerControlService.FindExecution:output_type -> skerry.v1.FindExecutionResponse
-	23, // 42: skerry.v1.RunnerControlService.CountLive:output_type -> skerry.v1.CountLiveResponse
-	31, // [31:43] is the sub-list for method output_type
-	19, // [19:31] is the sub-list for method input_type
+	26, // 28: skerry.v1.RunnerControlService.TellCoordinators:input_type -> skerry.v1.TellCoordinatorsRequest
+	17, // 29: skerry.v1.RunnerControlService.WatchEnds:input_type -> skerry.v1.WatchEndsRequest
+	20, // 30: skerry.v1.RunnerControlService.FindExecution:input_type -> skerry.v1.FindExecutionRequest
+	22, // 31: skerry.v1.RunnerControlService.CountLive:input_type -> skerry.v1.CountLiveRequest
+	13, // 32: skerry.v1.RunnerService.ListRunners:output_type -> skerry.v1.ListRunnersResponse
+	1,  // 33: skerry.v1.RunnerService.ExplainPlacement:output_type -> skerry.v1.ExplainPlacementResponse
+	5,  // 34: skerry.v1.RunnerService.CordonRunner:output_type -> skerry.v1.CordonRunnerResponse
+	7,  // 35: skerry.v1.RunnerService.UncordonRunner:output_type -> skerry.v1.UncordonRunnerResponse
+	9,  // 36: skerry.v1.RunnerService.DrainRunner:output_type -> skerry.v1.DrainRunnerResponse
+	11, // 37: skerry.v1.RunnerService.RemoveRunner:output_type -> skerry.v1.RemoveRunnerResponse
+	29, // 38: skerry.v1.RunnerControlService.Attach:output_type -> skerry.v1.AttachResponse
+	31, // 39: skerry.v1.RunnerControlService.WatchWorkspaces:output_type -> skerry.v1.WatchWorkspacesResponse
+	25, // 40: skerry.v1.RunnerControlService.RefreshCertificate:output_type -> skerry.v1.RefreshCertificateResponse
+	27, // 41: skerry.v1.RunnerControlService.TellCoordinators:output_type -> skerry.v1.TellCoordinatorsResponse
+	18, // 42: skerry.v1.RunnerControlService.WatchEnds:output_type -> skerry.v1.WatchEndsResponse
+	21, // 43: skerry.v1.RunnerControlService.FindExecution:output_type -> skerry.v1.FindExecutionResponse
+	23, // 44: skerry.v1.RunnerControlService.CountLive:output_type -> skerry.v1.CountLiveResponse
+	32, // [32:45] is the sub-list for method output_type
+	19, // [19:32] is the sub-list for method input_type
 	19, // [19:19] is the sub-list for extension type_name
 	19, // [19:19] is the sub-list for extension extendee
 	0,  // [0:19] is the sub-list for field type_name
@@ -2066,7 +2155,7 @@ func file_skerry_v1_runner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skerry_v1_runner_proto_rawDesc), len(file_skerry_v1_runner_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

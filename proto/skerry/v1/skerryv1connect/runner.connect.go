@@ -62,6 +62,9 @@ const (
 	// RunnerControlServiceRefreshCertificateProcedure is the fully-qualified name of the
 	// RunnerControlService's RefreshCertificate RPC.
 	RunnerControlServiceRefreshCertificateProcedure = "/skerry.v1.RunnerControlService/RefreshCertificate"
+	// RunnerControlServiceTellCoordinatorsProcedure is the fully-qualified name of the
+	// RunnerControlService's TellCoordinators RPC.
+	RunnerControlServiceTellCoordinatorsProcedure = "/skerry.v1.RunnerControlService/TellCoordinators"
 	// RunnerControlServiceWatchEndsProcedure is the fully-qualified name of the RunnerControlService's
 	// WatchEnds RPC.
 	RunnerControlServiceWatchEndsProcedure = "/skerry.v1.RunnerControlService/WatchEnds"
@@ -304,6 +307,9 @@ type RunnerControlServiceClient interface {
 	// RefreshCertificate has the runner ask for its next certificate now, since the
 	// cluster's authority has changed. It does not wait for that.
 	RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error)
+	// TellCoordinators tells where the coordinators are, when that has changed
+	// since the link was opened.
+	TellCoordinators(context.Context, *connect.Request[v1.TellCoordinatorsRequest]) (*connect.Response[v1.TellCoordinatorsResponse], error)
 	// WatchEnds streams the ends of executions after a number, then each new one.
 	WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest]) (*connect.ServerStreamForClient[v1.WatchEndsResponse], error)
 	// FindExecution tells whose an execution is.
@@ -342,6 +348,12 @@ func NewRunnerControlServiceClient(httpClient connect.HTTPClient, baseURL string
 			connect.WithSchema(runnerControlServiceMethods.ByName("RefreshCertificate")),
 			connect.WithClientOptions(opts...),
 		),
+		tellCoordinators: connect.NewClient[v1.TellCoordinatorsRequest, v1.TellCoordinatorsResponse](
+			httpClient,
+			baseURL+RunnerControlServiceTellCoordinatorsProcedure,
+			connect.WithSchema(runnerControlServiceMethods.ByName("TellCoordinators")),
+			connect.WithClientOptions(opts...),
+		),
 		watchEnds: connect.NewClient[v1.WatchEndsRequest, v1.WatchEndsResponse](
 			httpClient,
 			baseURL+RunnerControlServiceWatchEndsProcedure,
@@ -368,6 +380,7 @@ type runnerControlServiceClient struct {
 	attach             *connect.Client[v1.AttachRequest, v1.AttachResponse]
 	watchWorkspaces    *connect.Client[v1.WatchWorkspacesRequest, v1.WatchWorkspacesResponse]
 	refreshCertificate *connect.Client[v1.RefreshCertificateRequest, v1.RefreshCertificateResponse]
+	tellCoordinators   *connect.Client[v1.TellCoordinatorsRequest, v1.TellCoordinatorsResponse]
 	watchEnds          *connect.Client[v1.WatchEndsRequest, v1.WatchEndsResponse]
 	findExecution      *connect.Client[v1.FindExecutionRequest, v1.FindExecutionResponse]
 	countLive          *connect.Client[v1.CountLiveRequest, v1.CountLiveResponse]
@@ -386,6 +399,11 @@ func (c *runnerControlServiceClient) WatchWorkspaces(ctx context.Context, req *c
 // RefreshCertificate calls skerry.v1.RunnerControlService.RefreshCertificate.
 func (c *runnerControlServiceClient) RefreshCertificate(ctx context.Context, req *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error) {
 	return c.refreshCertificate.CallUnary(ctx, req)
+}
+
+// TellCoordinators calls skerry.v1.RunnerControlService.TellCoordinators.
+func (c *runnerControlServiceClient) TellCoordinators(ctx context.Context, req *connect.Request[v1.TellCoordinatorsRequest]) (*connect.Response[v1.TellCoordinatorsResponse], error) {
+	return c.tellCoordinators.CallUnary(ctx, req)
 }
 
 // WatchEnds calls skerry.v1.RunnerControlService.WatchEnds.
@@ -412,6 +430,9 @@ type RunnerControlServiceHandler interface {
 	// RefreshCertificate has the runner ask for its next certificate now, since the
 	// cluster's authority has changed. It does not wait for that.
 	RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error)
+	// TellCoordinators tells where the coordinators are, when that has changed
+	// since the link was opened.
+	TellCoordinators(context.Context, *connect.Request[v1.TellCoordinatorsRequest]) (*connect.Response[v1.TellCoordinatorsResponse], error)
 	// WatchEnds streams the ends of executions after a number, then each new one.
 	WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest], *connect.ServerStream[v1.WatchEndsResponse]) error
 	// FindExecution tells whose an execution is.
@@ -446,6 +467,12 @@ func NewRunnerControlServiceHandler(svc RunnerControlServiceHandler, opts ...con
 		connect.WithSchema(runnerControlServiceMethods.ByName("RefreshCertificate")),
 		connect.WithHandlerOptions(opts...),
 	)
+	runnerControlServiceTellCoordinatorsHandler := connect.NewUnaryHandler(
+		RunnerControlServiceTellCoordinatorsProcedure,
+		svc.TellCoordinators,
+		connect.WithSchema(runnerControlServiceMethods.ByName("TellCoordinators")),
+		connect.WithHandlerOptions(opts...),
+	)
 	runnerControlServiceWatchEndsHandler := connect.NewServerStreamHandler(
 		RunnerControlServiceWatchEndsProcedure,
 		svc.WatchEnds,
@@ -472,6 +499,8 @@ func NewRunnerControlServiceHandler(svc RunnerControlServiceHandler, opts ...con
 			runnerControlServiceWatchWorkspacesHandler.ServeHTTP(w, r)
 		case RunnerControlServiceRefreshCertificateProcedure:
 			runnerControlServiceRefreshCertificateHandler.ServeHTTP(w, r)
+		case RunnerControlServiceTellCoordinatorsProcedure:
+			runnerControlServiceTellCoordinatorsHandler.ServeHTTP(w, r)
 		case RunnerControlServiceWatchEndsProcedure:
 			runnerControlServiceWatchEndsHandler.ServeHTTP(w, r)
 		case RunnerControlServiceFindExecutionProcedure:
@@ -497,6 +526,10 @@ func (UnimplementedRunnerControlServiceHandler) WatchWorkspaces(context.Context,
 
 func (UnimplementedRunnerControlServiceHandler) RefreshCertificate(context.Context, *connect.Request[v1.RefreshCertificateRequest]) (*connect.Response[v1.RefreshCertificateResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.RefreshCertificate is not implemented"))
+}
+
+func (UnimplementedRunnerControlServiceHandler) TellCoordinators(context.Context, *connect.Request[v1.TellCoordinatorsRequest]) (*connect.Response[v1.TellCoordinatorsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skerry.v1.RunnerControlService.TellCoordinators is not implemented"))
 }
 
 func (UnimplementedRunnerControlServiceHandler) WatchEnds(context.Context, *connect.Request[v1.WatchEndsRequest], *connect.ServerStream[v1.WatchEndsResponse]) error {

@@ -6,7 +6,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"skerry.internal/cas"
+	"skerry.internal/proto/identity"
 )
+
+// registerSelf registers what the daemon tells of its own part in the cluster.
+func (d *Daemon) registerSelf(reg prometheus.Registerer) {
+	reg.MustRegister(identity.ExpiryMetric("runner", d.identity.NotAfter),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "skerry_runner_attached", Help: "1 while a coordinator sends this runner work."},
+			func() float64 {
+				if d.Ready() {
+					return 1
+				}
+				return 0
+			}))
+}
 
 // storeCollector reads the store's statistics at each scrape.
 type storeCollector struct {
