@@ -18,13 +18,14 @@ const (
 	anonymous = "anonymous"
 )
 
-// shareSet counts the calls under way of each caller.
+// shareSet counts what each of those who share something has of it, such as
+// calls under way.
 type shareSet struct {
 	mu   sync.Mutex
 	held map[string]uint32
 }
 
-// take counts one call more, of at most most.
+// take counts one more, of at most most.
 func (s *shareSet) take(key string, most uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
