@@ -79,6 +79,7 @@ type Coordinator struct {
 	identity *pki.Identity
 	assigns  keyLock
 	calls    callSet
+	shares   shareSet
 	seen     seenEnds
 	handler  http.Handler
 	inFlight atomic.Int64
