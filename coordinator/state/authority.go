@@ -217,6 +217,9 @@ func (p processor) useJoinToken(cmd *raftlogv1.Command, op *raftlogv1.IssueCerti
 		return refuse(problem.PermissionDenied, "name", "the token is for %q", token.GetName())
 	case token.GetUsed() != nil && !again:
 		return refuse(problem.Unauthenticated, "token", "it was used already, by %q", token.GetUsedBy())
+	case token.GetUsed() != nil && Denied(known, token.GetUsed()):
+		// Its repetition would give back what the denial took.
+		return refuse(problem.Unauthenticated, "token", "the certificates of %s %q were denied after it was used", holder.GetRole(), holder.GetName())
 	case token.GetName() == "" && p.taken(known, holder, now):
 		return refuse(problem.AlreadyExists, "name", "there is a %s %q; remove it first, or use a token made for that name", holder.GetRole(), holder.GetName())
 	}

@@ -116,6 +116,8 @@ func TestDeniedMemberCannotRenew(t *testing.T) {
 	}
 	m.want(problem.PermissionDenied, m.issue("", "runner", "r1", "k"))
 	m.now = m.now.Add(time.Second)
+	// A join token is good for a repetition, but not beyond a denial.
+	m.want(problem.Unauthenticated, m.issue("a", "runner", "r1", "k"))
 	m.joinToken("b", "runner", "", time.Hour)
 	m.want("", m.issue("b", "runner", "r1", "k"))
 	if h := m.state.Read().Holder("runner", "r1"); Denied(h, h.GetIssued()) {
