@@ -156,3 +156,18 @@ func TestAuthorityIsRotatedInSteps(t *testing.T) {
 		Holder: &raftlogv1.CertificateHolder{Role: "runner", Name: "r1", Key: []byte("k"), Generation: 1}}}})
 	m.want(problem.AuthorityChanged, late) // it was signed by the one that is gone
 }
+
+func TestJoinTokensOfTheOldAuthorityEndWithIt(t *testing.T) {
+	m := newMachine(t)
+	m.initAuthority()
+	m.joinToken("before", "runner", "", time.Hour)
+	m.now = m.now.Add(time.Second)
+	for generation, key := range []string{"new", ""} {
+		m.advance(uint64(generation)+1, key)
+	}
+	m.now = m.now.Add(time.Second)
+	m.joinToken("after", "runner", "", time.Hour)
+	m.advance(3, "")
+	m.want(problem.Unauthenticated, m.issue("before", "runner", "r1", "k1"))
+	m.want("", m.issue("after", "runner", "r2", "k2"))
+}
