@@ -153,7 +153,9 @@ func (c *Coordinator) authorize(next http.Handler) http.Handler {
 	refuse := c.refuser()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if rules[r.URL.Path].open {
-			next.ServeHTTP(w, r)
+			if err := c.underShare(next, w, r); err != nil {
+				refuse(w, r, err)
+			}
 			return
 		}
 		id, err := c.authenticate(r, time.Now())

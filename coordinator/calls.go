@@ -78,9 +78,30 @@ func (s *callSet) sweep(check func(tokenID string) *problem.Error) {
 	}
 }
 
+// underShare runs next as an open call. Members, who renew their certificates by
+// it, have nothing to do with how many callers there are that nobody knows.
+func (c *Coordinator) underShare(next http.Handler, w http.ResponseWriter, r *http.Request) *problem.Error {
+	key, who := anonymous, "callers without a certificate"
+	if peer, ok := peerOf(r); ok {
+		key, who = peer.Role+" "+peer.Name, "one "+peer.Role
+	}
+	give, refusal := c.enterShare(key, who)
+	if refusal != nil {
+		return refusal
+	}
+	defer give()
+	next.ServeHTTP(w, r)
+	return nil
+}
+
 // underToken runs next as a call of id that ends with the token: reads from a
 // caller that sends nothing more and writes to one that takes nothing end, too.
 func (c *Coordinator) underToken(next http.Handler, w http.ResponseWriter, r *http.Request, id identity) *problem.Error {
+	give, refusal := c.enterShare(id.share(c.state.Read()))
+	if refusal != nil {
+		return refusal
+	}
+	defer give()
 	ctx, leave := c.calls.enter(withIdentity(r.Context(), id), id)
 	defer leave()
 	// It may have been revoked after it was looked up and before the call was known.

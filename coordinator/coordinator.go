@@ -76,10 +76,10 @@ type Coordinator struct {
 	state    *state.State
 	node     *raftNode
 	links    *linkSet
-	opening  *admission
 	identity *pki.Identity
 	assigns  keyLock
 	calls    callSet
+	shares   shareSet
 	seen     seenEnds
 	handler  http.Handler
 	inFlight atomic.Int64
@@ -114,7 +114,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Coordinator, error) {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	c := &Coordinator{cfg: cfg.withDefaults(), logger: deps.Logger, metrics: newMetrics(deps.Registerer), version: deps.Version, hooks: deps.hooks,
-		state: state.NewReplicating(cfg.Replication.Policy != skerryv1.ReplicateNone), links: newLinkSet(), opening: newAdmission(opensAtOnce, openWait), restart: make(chan struct{}, 1), removed: make(chan struct{})}
+		state: state.NewReplicating(cfg.Replication.Policy != skerryv1.ReplicateNone), links: newLinkSet(), restart: make(chan struct{}, 1), removed: make(chan struct{})}
 	var err error
 	if c.identity, err = pki.Open(filepath.Join(cfg.DataDir, identityDir)); err != nil {
 		return nil, err

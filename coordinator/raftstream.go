@@ -20,7 +20,10 @@ import (
 const (
 	raftHandshake = 5 * time.Second
 	// Handshakes at once; others wait in the kernel's queue.
-	maxHandshakes = 64
+	maxHandshakes = 512
+	// Of these, from one address: more are closed at once, so that a stranger who
+	// opens connections and says nothing doesn't keep other members waiting.
+	maxHandshakesFrom = 32
 )
 
 // dialFunc opens a connection, as net.Dialer.DialContext does.
@@ -36,9 +39,11 @@ type raftStream struct {
 	// admit refuses peers that have a good certificate but may not come in.
 	admit func(pki.Peer) error
 
-	conns chan *tls.Conn
-	stop  context.CancelFunc
-	work  sync.WaitGroup
+	// greeting counts handshakes by address.
+	greeting shareSet
+	conns    chan *tls.Conn
+	stop     context.CancelFunc
+	work     sync.WaitGroup
 
 	mu sync.Mutex
 	// Connections of both ways, which Raft's transport leaves open when it ends.
@@ -109,12 +114,26 @@ func (s *raftStream) listen(ctx context.Context, server *tls.Config) {
 			}
 			continue
 		}
+		from := hostOf(conn)
+		if !s.greeting.take(from, maxHandshakesFrom) {
+			_ = conn.Close()
+			continue
+		}
 		slots <- struct{}{}
 		s.work.Go(func() {
-			defer func() { <-slots }()
+			defer func() { <-slots; s.greeting.give(from) }()
 			s.greet(ctx, tls.Server(conn, server))
 		})
 	}
+}
+
+// hostOf is the address that a connection comes from, without its port.
+func hostOf(conn net.Conn) string {
+	host, _, err := net.SplitHostPort(conn.RemoteAddr().String())
+	if err != nil {
+		return conn.RemoteAddr().String()
+	}
+	return host
 }
 
 func (s *raftStream) greet(ctx context.Context, conn *tls.Conn) {

@@ -30,12 +30,6 @@ const (
 func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, *problem.Error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := caller(r.Context())
-		opened, err := c.opening.enter(r.Context())
-		if err != nil {
-			refuse(w, r, asProblem(err))
-			return
-		}
-		defer opened()
 		number, err := c.admitRunner(r, id)
 		if err != nil {
 			refuse(w, r, asProblem(err))
@@ -61,7 +55,7 @@ func (c *Coordinator) serveLink(refuse func(http.ResponseWriter, *http.Request, 
 			if id.certificate {
 				l.peer, _ = peerOf(r)
 			}
-			err = c.runLink(ctx, l, opened)
+			err = c.runLink(ctx, l)
 		}
 		c.logger.InfoContext(r.Context(), "link ended", "runner", id.subject, "reason", err)
 	})
@@ -107,8 +101,8 @@ func (c *Coordinator) admitRunner(r *http.Request, id identity) (uint32, error) 
 }
 
 // runLink attaches the runner, routes calls to it and follows its workspaces
-// until the link ends; it gives the reason. opened is called once it is open.
-func (c *Coordinator) runLink(ctx context.Context, l *runnerLink, opened func()) error {
+// until the link ends; it gives the reason.
+func (c *Coordinator) runLink(ctx context.Context, l *runnerLink) error {
 	defer func() { _ = l.conn.Close() }()
 	if err := c.attach(ctx, l); err != nil {
 		return err
@@ -123,7 +117,6 @@ func (c *Coordinator) runLink(ctx context.Context, l *runnerLink, opened func())
 	if err := c.commitRunnerState(ctx, l.name, skerryv1.RunnerUp); err != nil {
 		return fmt.Errorf("mark runner up: %w", err)
 	}
-	opened()
 	c.logger.InfoContext(ctx, "runner up", "runner", l.name, "number", l.number)
 	err := c.follow(ctx, l)
 	c.links.remove(l, c.cfg.RunnerGrace.D(), func() { c.markDown(l.name) })

@@ -23,6 +23,8 @@ const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
 	maxStreams        = 1000
+	// Of calls that anybody may make; their bodies are small.
+	openBodyTimeout = 10 * time.Second
 	// What a caller's stream may have sent that is not taken yet, and all of its
 	// connection: enough for as many stalled forwarded ports as there may be.
 	streamWindow = 512 << 10
@@ -78,7 +80,11 @@ func (c *Coordinator) bound(next http.Handler, maxRequest int) http.Handler {
 			return
 		}
 		if !clientStreams[r.URL.Path] {
-			wire.LimitUnary(w, r, maxRequest)
+			timeout := wire.BodyTimeout
+			if rules[r.URL.Path].open {
+				timeout = openBodyTimeout
+			}
+			defer wire.LimitUnary(w, r, maxRequest, timeout)()
 		}
 		next.ServeHTTP(w, r)
 	})

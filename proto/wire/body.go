@@ -3,6 +3,7 @@ package wire
 import (
 	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"skerry.internal/proto/problem"
@@ -12,30 +13,53 @@ import (
 const BodyTimeout = time.Minute
 
 // LimitUnary bounds the body of a unary call to maxBytes and its arrival to
-// BodyTimeout. Connect's own limit answers unary callers without a Problem; a
+// timeout. Connect's own limit answers unary callers without a Problem; a
 // typed error from the body passes through it unchanged. Streams must not be
-// wrapped: their bodies have no bound, only their messages.
-func LimitUnary(w http.ResponseWriter, r *http.Request, maxBytes int) {
+// wrapped: their bodies have no bound, only their messages. The caller runs
+// release when its handler returns: a proxy may still read the body then, while
+// w is void, and to touch that would end the process.
+func LimitUnary(w http.ResponseWriter, r *http.Request, maxBytes int, timeout time.Duration) (release func()) {
 	if r.Body == nil || r.Body == http.NoBody {
-		return
+		return func() {}
 	}
-	r.Body = &limitedBody{ReadCloser: r.Body, control: http.NewResponseController(w),
-		left: int64(maxBytes), maxBytes: maxBytes}
+	b := &limitedBody{ReadCloser: r.Body, control: http.NewResponseController(w),
+		left: int64(maxBytes), maxBytes: maxBytes, timeout: timeout}
+	r.Body = b
+	return b.release
 }
 
 type limitedBody struct {
 	io.ReadCloser
-	control  *http.ResponseController
 	left     int64
 	maxBytes int
+	timeout  time.Duration
 	started  bool
+
+	mu sync.Mutex
+	// control is nil once the handler has returned.
+	control *http.ResponseController
+}
+
+func (b *limitedBody) release() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.control = nil
+}
+
+// deadline sets that of reads, as long as there is a call.
+func (b *limitedBody) deadline(at time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.control != nil {
+		_ = b.control.SetReadDeadline(at)
+	}
 }
 
 // Read implements io.Reader.
 func (b *limitedBody) Read(p []byte) (int, error) {
 	if !b.started {
 		b.started = true
-		_ = b.control.SetReadDeadline(time.Now().Add(BodyTimeout))
+		b.deadline(time.Now().Add(b.timeout))
 	}
 	// One byte more than is allowed tells "full" from "too much".
 	if int64(len(p)) > b.left+1 {
@@ -47,7 +71,7 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 		return 0, problem.Connect(TooLarge(b.maxBytes))
 	}
 	if err != nil {
-		_ = b.control.SetReadDeadline(time.Time{})
+		b.deadline(time.Time{})
 	}
 	return n, err
 }

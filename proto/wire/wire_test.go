@@ -53,7 +53,7 @@ func start(t *testing.T) (*files, *httptest.Server) {
 	_, handler := skerryv1connect.NewFileServiceHandler(f, HandlerOptions(maxBytes)...)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !strings.HasSuffix(r.URL.Path, "/UploadFile") {
-			LimitUnary(w, r, maxBytes)
+			defer LimitUnary(w, r, maxBytes, BodyTimeout)()
 		}
 		handler.ServeHTTP(w, r)
 	}))
