@@ -122,7 +122,7 @@ func (r *transferRun) prepare(ctx context.Context, t *raftlogv1.Transfer) error 
 		return r.failed(ctx, t, err)
 	}
 	p := r.prepared
-	return r.commit(ctx, &raftlogv1.UpdateTransfer{State: skerryv1.StateRunning, Snapshot: p.GetSnapshot(), Bytes: p.GetBytes(),
+	return r.commit(ctx, &raftlogv1.UpdateTransfer{State: skerryv1.StateRunning, Snapshot: clipText(p.GetSnapshot(), maxDigest), Bytes: p.GetBytes(),
 		Counts: &raftlogv1.Counts{Pending: p.GetEntries(), Failed: uint64(len(p.GetProblems()))}})
 }
 
@@ -150,7 +150,7 @@ func (r *transferRun) failed(ctx context.Context, t *raftlogv1.Transfer, err err
 	if !final || t.GetState() != skerryv1.StateQueued {
 		return err
 	}
-	return r.commit(ctx, &raftlogv1.UpdateTransfer{State: skerryv1.StateFailed, Reason: p.GetReason(), Message: clipText(p.GetMessage(), maxDetail),
+	return r.commit(ctx, &raftlogv1.UpdateTransfer{State: skerryv1.StateFailed, Reason: clipText(p.GetReason(), maxDigest), Message: clipText(p.GetMessage(), maxDetail),
 		Counts: &raftlogv1.Counts{Failed: uint64(len(t.GetMappings()))}})
 }
 
@@ -269,7 +269,7 @@ func stopAt(ctx context.Context, l *runnerLink, id string) (*skerryv1.TransferSt
 
 func endOf(s *skerryv1.TransferStatus) *raftlogv1.UpdateTransfer {
 	return &raftlogv1.UpdateTransfer{State: s.GetState(), Counts: raftCounts(s.GetCounts()), Bytes: s.GetBytes(), BytesCompleted: s.GetBytesCompleted(),
-		Reason: s.GetProblem().GetReason(), Message: clipText(s.GetProblem().GetMessage(), maxDetail), Route: s.GetRoute()}
+		Reason: clipText(s.GetProblem().GetReason(), maxDigest), Message: clipText(s.GetProblem().GetMessage(), maxDetail), Route: clipText(s.GetRoute(), maxDigest)}
 }
 
 // release lets the source forget; what it kept ends by itself, too.

@@ -20,6 +20,8 @@ const (
 	headsRetry = time.Second
 	// Bytes of a workspace's detail that are kept.
 	maxDetail = 1024
+	// Bytes of a digest, an id or a state that are kept; true ones are shorter.
+	maxDigest = 128
 )
 
 // followHeads consumes the runner's stream of workspace states and commits what
@@ -158,10 +160,11 @@ func (f *headsFeed) take() []*raftlogv1.Head {
 	return batch
 }
 
+// raftHead is what the replicated state keeps of a runner's word, whatever its length.
 func raftHead(ws *skerryv1.Workspace) *raftlogv1.Head {
 	snap := ws.GetHead()
-	return &raftlogv1.Head{WorkspaceId: ws.GetId(), Epoch: ws.GetEpoch(), Seq: snap.GetSeq(), Digest: snap.GetDigest(),
-		Parent: snap.GetParent(), Commit: snap.GetCommit(), State: ws.GetState(), Detail: clipText(ws.GetDetail(), maxDetail)}
+	return &raftlogv1.Head{WorkspaceId: clipText(ws.GetId(), maxDigest), Epoch: ws.GetEpoch(), Seq: snap.GetSeq(), Digest: clipText(snap.GetDigest(), maxDigest),
+		Parent: clipText(snap.GetParent(), maxDigest), Commit: clipText(snap.GetCommit(), maxDigest), State: clipText(ws.GetState(), maxDigest), Detail: clipText(ws.GetDetail(), maxDetail)}
 }
 
 // clipText cuts at a character's edge.

@@ -159,11 +159,23 @@ func (c *Coordinator) replicateTo(ctx context.Context, ws *raftlogv1.Workspace, 
 		return fmt.Errorf("pull replica to %s: %w", to, err)
 	}
 	replica := &raftlogv1.Replica{Runner: to, Epoch: ws.GetEpoch(), Seq: head.GetSeq(), Digest: head.GetDigest(), Commit: head.GetCommit()}
-	if _, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_SetReplica{SetReplica: &raftlogv1.SetReplica{Workspace: ws.GetId(), Replica: replica}}}); err != nil {
+	answer, err := c.node.apply(ctx, &raftlogv1.Command{Op: &raftlogv1.Command_SetReplica{SetReplica: &raftlogv1.SetReplica{Workspace: ws.GetId(), Replica: replica}}})
+	if err != nil {
 		return err
 	}
-	c.dropReplica(ctx, ws.GetId(), ws.GetReplica().GetRunner(), to)
+	if old := ws.GetReplica().GetRunner(); superseded(answer.GetWorkspace(), old, replica) {
+		c.dropReplica(ctx, ws.GetId(), old, to)
+	}
 	return nil
+}
+
+// superseded reports whether a recorded replica leaves the one that old has
+// without use. One that was not recorded, since the workspace moved meanwhile,
+// does not: the old one may be what it is being restored from.
+func superseded(now *raftlogv1.Workspace, old string, replica *raftlogv1.Replica) bool {
+	at := now.GetReplica()
+	return old != "" && now.GetRestore().GetRunner() != old && now.GetRunner() != old &&
+		at.GetRunner() == replica.GetRunner() && at.GetEpoch() == replica.GetEpoch()
 }
 
 // offer asks a runner whether it has a tree, and allows another to read it.

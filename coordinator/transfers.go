@@ -74,6 +74,8 @@ func newTransfer(req *skerryv1.StartTransferRequest) (*raftlogv1.Transfer, error
 		return nil, problem.Invalid("target", "name a workspace id; ListTransferWorkspaces has them", "is empty")
 	case len(req.GetIdempotencyKey()) > maxKey:
 		return nil, problem.Limit("idempotencyKey", "128 bytes", "use a shorter key")
+	case len(req.GetSourceSnapshot()) > maxDigest:
+		return nil, problem.Limit("sourceSnapshot", "128 bytes", "use a digest that History shows")
 	}
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {

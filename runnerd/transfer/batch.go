@@ -282,21 +282,32 @@ func (j *job) contains(ctx context.Context, head, tree *treeReader, f journal.Tr
 	return true, nil
 }
 
-// endBatch records outcomes together with the status that they lead to.
+// endBatch records outcomes together with the status that they lead to. Until
+// they are recorded the batch counts as under way: when that fails, nobody
+// takes its files for ones that were not tried.
 func (j *job) endBatch(ctx context.Context, done []journal.TransferFile) error {
-	s := j.update(func(s *skerryv1.TransferStatus) {
-		if s.Counts == nil {
-			s.Counts = &skerryv1.TransferCounts{}
-		}
-		for _, f := range done {
-			tally(s, f)
-		}
+	s := j.recorded()
+	tallyAll(s, done)
+	if err := j.m.journal.EndBatch(ctx, j.id, done, s); err != nil {
+		return err
+	}
+	j.update(func(s *skerryv1.TransferStatus) {
+		tallyAll(s, done)
 		j.batch = journal.Batch{} // under the lock of update
 	})
 	for _, f := range done {
 		j.m.metrics.files.WithLabelValues(f.State).Inc()
 	}
-	return j.m.journal.EndBatch(ctx, j.id, done, s)
+	return nil
+}
+
+func tallyAll(s *skerryv1.TransferStatus, done []journal.TransferFile) {
+	if s.Counts == nil {
+		s.Counts = &skerryv1.TransferCounts{}
+	}
+	for _, f := range done {
+		tally(s, f)
+	}
 }
 
 func tally(s *skerryv1.TransferStatus, f journal.TransferFile) {

@@ -99,6 +99,14 @@ func (j *job) look() (*skerryv1.TransferStatus, <-chan struct{}) {
 	return s, j.changed
 }
 
+// recorded gives a copy of the status as the journal has it: without what is
+// being copied.
+func (j *job) recorded() *skerryv1.TransferStatus {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return proto.CloneOf(j.status)
+}
+
 func (j *job) update(change func(*skerryv1.TransferStatus)) *skerryv1.TransferStatus {
 	j.mu.Lock()
 	defer j.mu.Unlock()

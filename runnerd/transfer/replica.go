@@ -25,9 +25,9 @@ func (m *Manager) Offer(ctx context.Context, req *skerryv1.OfferReplicaRequest) 
 	}
 	missing := problem.Missing("tree", "this runner does not keep that tree for the workspace")
 	if req.GetReplica() {
-		kept, err := m.store.PinnedTree(ctx, replicaPin(req.GetWorkspace()))
-		if errors.Is(err, cas.ErrNotFound) || (err == nil && kept != tree) {
-			return nil, missing
+		kept, err := m.keepsReplica(ctx, req.GetWorkspace(), tree)
+		if err == nil && !kept {
+			err = missing
 		}
 		return &skerryv1.OfferReplicaResponse{Peer: m.address()}, err
 	}
@@ -39,6 +39,25 @@ func (m *Manager) Offer(ctx context.Context, req *skerryv1.OfferReplicaRequest) 
 		return nil, err
 	}
 	return &skerryv1.OfferReplicaResponse{Peer: m.address()}, nil
+}
+
+// keepsReplica reports whether the tree is the replica, or became part of the
+// workspace itself here: one that is assigned anew while this runner restores it
+// goes on from what this runner has.
+func (m *Manager) keepsReplica(ctx context.Context, id string, tree cas.Digest) (bool, error) {
+	kept, err := m.store.PinnedTree(ctx, replicaPin(id))
+	if err == nil && kept == tree {
+		return true, nil
+	}
+	if err != nil && !errors.Is(err, cas.ErrNotFound) {
+		return false, err
+	}
+	w := m.workspaces.Open(id)
+	if w == nil || tree.IsZero() {
+		return false, nil
+	}
+	_, err = w.View(ctx, tree.String())
+	return err == nil, nil
 }
 
 // PullReplica brings a tree here and keeps it in the place of the one before.

@@ -428,4 +428,11 @@ func TestReplicaIsReplaced(t *testing.T) {
 	if pinned, err := b.store.Pinned(t.Context()); err != nil || len(pinned) != 0 {
 		t.Errorf("still kept: %v %v", pinned, err)
 	}
+	// A workspace that is assigned anew before its restore was recorded goes on from here.
+	if _, err := b.Offer(t.Context(), &skerryv1.OfferReplicaRequest{Workspace: w.ID, Tree: trees[2], Replica: true}); err != nil {
+		t.Errorf("what the replica became is not offered: %v", err)
+	}
+	if _, err := b.Offer(t.Context(), &skerryv1.OfferReplicaRequest{Workspace: w.ID, Tree: trees[1], Replica: true}); connect.CodeOf(problem.Connect(err)) != connect.CodeNotFound {
+		t.Errorf("what the workspace never had here is offered: %v", err)
+	}
 }

@@ -247,8 +247,11 @@ func (p *placer) putOne(item Placement, made string) error {
 	}
 	dir := int(parent.Fd())
 	err = unix.Renameat2(unix.AT_FDCWD, made, dir, name, unix.RENAME_NOREPLACE)
-	if !errors.Is(err, fs.ErrExist) || !p.overwrite {
+	if !errors.Is(err, fs.ErrExist) {
 		return err
+	}
+	if !p.overwrite { // the head has not got it: a device, a pipe, a socket
+		return problem.New(connect.CodeAlreadyExists, problem.FileConflict, "delete it first, or choose another target", "something that is not committed lies there")
 	}
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {

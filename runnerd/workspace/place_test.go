@@ -58,7 +58,7 @@ func TestPlace(t *testing.T) {
 		{"out/f", f, problem.PathOutside, problem.PathOutside},
 		{"in/g", f, problem.PathOutside, problem.PathOutside},
 		{"link", f, problem.FileConflict, ""},
-		{"pipe", f, problem.AlreadyExists, problem.NotAFile},
+		{"pipe", f, problem.FileConflict, problem.NotAFile},
 		{"../x", f, problem.PathOutside, problem.PathOutside},
 		{"/etc/x", f, problem.PathOutside, problem.PathOutside},
 		{"a//b", f, problem.InvalidArgument, problem.InvalidArgument},
