@@ -100,18 +100,23 @@ func TestCallsThatWaitAreSmallOnFollowers(t *testing.T) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer func() { _ = out.Close() }()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	client := follower.client(true)
 	before := heap()
 	for range calls {
 		all.Go(func() {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, follower.cfg.Advertise+rpc.JoinServiceJoinProcedure, io.NopCloser(in))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			req.Header.Set("Content-Type", "application/json")
-			if res, err := client.Do(req); err == nil {
-				_ = res.Body.Close()
+			// Again, should a leader change or the time for bodies end it.
+			for ctx.Err() == nil {
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, follower.cfg.Advertise+rpc.JoinServiceJoinProcedure, io.NopCloser(in))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				req.Header.Set("Content-Type", "application/json")
+				if res, err := client.Do(req); err == nil {
+					_ = res.Body.Close()
+				}
 			}
 		})
 	}
