@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -95,42 +94,4 @@ func TestCallersWithoutATokenHaveAShareOfTheCalls(t *testing.T) {
 	if openBodyTimeout > 10*time.Second {
 		t.Error("open calls may wait for long")
 	}
-}
-
-// Bodies that don't come cost a follower, which passes the calls on, little.
-func TestCallsThatWaitAreSmallOnFollowers(t *testing.T) {
-	const calls, most = 100, 128 << 10
-	f := startFleet(t, 3)
-	follower := f.followers()[0]
-	in, out := io.Pipe()
-	var all sync.WaitGroup
-	defer all.Wait()
-	defer func() { _ = out.Close() }()
-	client := follower.client(true)
-	before := heap()
-	for range calls {
-		all.Go(func() {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, follower.cfg.Advertise+rpc.JoinServiceJoinProcedure, io.NopCloser(in))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			req.Header.Set("Content-Type", "application/json")
-			if res, err := client.Do(req); err == nil {
-				_ = res.Body.Close()
-			}
-		})
-	}
-	f.until("all wait at the leader", func() bool { return f.leader().inFlight.Load() >= calls })
-	// The test's own client has a buffer for each call, too.
-	if each := (heap() - before) / calls; each > 2*most {
-		t.Errorf("a call that waits takes %d bytes", each)
-	}
-}
-
-func heap() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
