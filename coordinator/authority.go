@@ -138,7 +138,7 @@ func (c *Coordinator) renewOwn(ctx context.Context) error {
 // renewalDue reports whether this coordinator's certificate is old, trusts other
 // authorities than the state has, or is not recorded in it.
 func (c *Coordinator) renewalDue(now time.Time) bool {
-	if !c.identity.Ready() || !now.Before(c.identity.RenewAt()) {
+	if !c.identity.Ready() || !now.Before(c.identity.RenewAt()) || !c.identity.Covers(c.cfg.hosts()) {
 		return true
 	}
 	view := c.state.Read()

@@ -279,6 +279,18 @@ func TestMembersSeeTheClustersCertificate(t *testing.T) {
 	_ = conn.Close()
 }
 
+// A coordinator whose names change gets a certificate that is good for them.
+func TestCertificateFollowsTheNames(t *testing.T) {
+	cfg := testConfig(t.TempDir())
+	cfg.TLS.Cluster = true
+	startWith(t, cfg).stop()
+	cfg.TLS.Names = []string{"head.example"}
+	k := startWith(t, cfg)
+	if !k.identity.Covers([]string{"head.example", "127.0.0.1"}) {
+		t.Error("the certificate is not good for the new name")
+	}
+}
+
 func TestRunnersGetNoHostNames(t *testing.T) {
 	for role, c := range map[string]struct {
 		hosts []string

@@ -387,3 +387,33 @@ func (k *cluster) identityOf(secret string) identity {
 	}
 	return id
 }
+
+// Workspaces of all agents are for admins alone.
+func TestOnlyAdminsListWorkspacesOfAll(t *testing.T) {
+	e := newEstate(t)
+	procedure := "/skerry.v1.WorkspaceService/ListWorkspaces"
+	if reason, answer := e.call(procedure, e.token("agent", "bob"), `{"all":true}`, callLimit); reason != problem.PermissionDenied || e.clean(answer) != "" {
+		t.Errorf("bob gets %q: %s", reason, answer)
+	}
+	var got []string
+	admin := e.as(e.token("admin", "root"))
+	for token, pages := "", 0; pages < 5; pages++ {
+		res := must[skerryv1.ListWorkspacesResponse](t)(admin.workspaces.ListWorkspaces(t.Context(),
+			connect.NewRequest(&skerryv1.ListWorkspacesRequest{All: true, Limit: 1, PageToken: token})))
+		for _, ws := range res.GetWorkspaces() {
+			got = append(got, ws.GetAgent()+" on "+ws.GetRunner())
+		}
+		if token = res.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"annabel on far", "annabel on near"}) {
+		t.Errorf("an admin sees %q", got)
+	}
+	res := must[skerryv1.ListWorkspacesResponse](t)(admin.workspaces.ListWorkspaces(t.Context(),
+		connect.NewRequest(&skerryv1.ListWorkspacesRequest{All: true, Runner: "far"})))
+	if len(res.GetWorkspaces()) != 1 || res.GetWorkspaces()[0].GetId() != e.things["$WS"] {
+		t.Errorf("on far: %v", res)
+	}
+}

@@ -6,6 +6,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	"skerry.internal/coordinator/state"
+	"skerry.internal/proto/problem"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 	skerryv1 "skerry.internal/proto/skerry/v1"
 )
@@ -19,10 +21,42 @@ type workspaceService struct{ c *Coordinator }
 func (s workspaceService) ListWorkspaces(ctx context.Context, req *connect.Request[skerryv1.ListWorkspacesRequest]) (*connect.Response[skerryv1.ListWorkspacesResponse], error) {
 	out := &skerryv1.ListWorkspacesResponse{}
 	id := caller(ctx)
+	if req.Msg.GetAll() {
+		return s.listAll(s.c.state.Read(), id, req.Msg)
+	}
 	for _, ws := range s.c.usableWorkspaces(id) {
-		if ws.GetAgent() == id.subject || req.Msg.GetDescendants() {
+		wanted := req.Msg.GetRunner() == "" || req.Msg.GetRunner() == ws.GetRunner()
+		if wanted && (ws.GetAgent() == id.subject || req.Msg.GetDescendants()) {
 			out.Workspaces = append(out.Workspaces, s.current(ctx, ws))
 		}
+	}
+	return connect.NewResponse(out), nil
+}
+
+const (
+	defaultWorkspaces = 200
+	maxWorkspaces     = 1000
+)
+
+// listAll lists the workspaces of all agents as the state has them: an admin
+// must know what lies on a runner that is down.
+func (s workspaceService) listAll(view state.Reader, id identity, req *skerryv1.ListWorkspacesRequest) (*connect.Response[skerryv1.ListWorkspacesResponse], error) {
+	limit := int(req.GetLimit())
+	switch {
+	case id.role != skerryv1.RoleAdmin:
+		return nil, problem.New(connect.CodePermissionDenied, problem.PermissionDenied, "use an admin's token, or leave all out", "an agent's token lists the agent's own workspaces")
+	case limit > maxWorkspaces:
+		return nil, problem.Limit("limit", "1000 workspaces", "ask for less and use nextPageToken")
+	case limit == 0:
+		limit = defaultWorkspaces
+	}
+	out := &skerryv1.ListWorkspacesResponse{}
+	for _, ws := range view.WorkspacesAfter(req.GetPageToken(), req.GetRunner(), limit+1) {
+		if len(out.Workspaces) == limit {
+			out.NextPageToken = out.Workspaces[limit-1].GetId()
+			break
+		}
+		out.Workspaces = append(out.Workspaces, s.c.apiWorkspace(ws))
 	}
 	return connect.NewResponse(out), nil
 }

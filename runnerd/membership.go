@@ -128,6 +128,8 @@ func (m *membership) enter(ctx context.Context, token func() (string, error)) (l
 			Remedy: "keep the name, or join anew with an empty data_dir"}
 	}
 	cfg.TLS = m.d.identity.ClientTLS(identity.RoleCoordinator)
+	// A certificate that was denied does for nothing; there may be a new token.
+	cfg.OnDenied = m.d.refreshCertificate
 	return cfg, func(ctx context.Context) { enroll.Keep(ctx, m.d.identity, enrolling, m.d.refresh) }, nil
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -25,26 +26,52 @@ func (a *app) workspaceCommand() *cobra.Command {
 }
 
 func (a *app) workspaceList() *cobra.Command {
-	return &cobra.Command{
-		Use: "list", Short: "List the agent's workspaces", Example: "  skerry workspace list --json", Args: cobra.NoArgs,
+	req := &skerryv1.ListWorkspacesRequest{}
+	c := &cobra.Command{
+		Use: "list", Short: "List the agent's workspaces, or with --all everybody's (needs an admin token)", Args: cobra.NoArgs,
+		Example: "  skerry workspace list --json\n  skerry workspace list --all --runner node17",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.clients()
 			if err != nil {
 				return err
 			}
-			res, err := c.workspaces.ListWorkspaces(cmd.Context(), connect.NewRequest(&skerryv1.ListWorkspacesRequest{}))
+			res, err := listWorkspaces(cmd.Context(), c, req)
 			if err != nil {
 				return err
 			}
 			if a.json {
-				return a.printJSON(res.Msg)
+				return a.printJSON(res)
 			}
 			rows := [][]string{{"ID", "RUNNER", "STATE", "EPOCH", "COMMITS", "HEAD"}}
-			for _, w := range res.Msg.Workspaces {
+			if req.All {
+				rows[0] = append(rows[0], "AGENT")
+			}
+			for i, w := range res.Workspaces {
 				rows = append(rows, []string{w.Id, w.Runner, w.State, fmt.Sprint(w.Epoch), fmt.Sprint(w.GetHead().GetSeq()), short(w.GetHead().GetDigest())})
+				if req.All {
+					rows[i+1] = append(rows[i+1], w.Agent)
+				}
 			}
 			return a.table(rows)
 		},
+	}
+	c.Flags().BoolVar(&req.All, "all", false, "of all agents, as they were last reported")
+	c.Flags().StringVar(&req.Runner, "runner", "", "only those on this runner")
+	return c
+}
+
+// listWorkspaces gathers all pages.
+func listWorkspaces(ctx context.Context, c *clients, req *skerryv1.ListWorkspacesRequest) (*skerryv1.ListWorkspacesResponse, error) {
+	out := &skerryv1.ListWorkspacesResponse{}
+	for {
+		res, err := c.workspaces.ListWorkspaces(ctx, connect.NewRequest(req))
+		if err != nil {
+			return nil, err
+		}
+		out.Workspaces = append(out.Workspaces, res.Msg.Workspaces...)
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			return out, nil
+		}
 	}
 }
 

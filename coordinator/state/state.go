@@ -126,6 +126,21 @@ func (r Reader) WorkspacesOfAgent(agent string) []*raftlogv1.Workspace {
 	return out
 }
 
+// WorkspacesAfter lists, by id, up to most workspaces whose id comes after one,
+// of a runner or, unnamed, of all.
+func (r Reader) WorkspacesAfter(after, runner string, most int) (out []*raftlogv1.Workspace) {
+	it, err := r.txn.LowerBound(tableWorkspaces, indexID, after)
+	if err != nil {
+		panic("state: " + err.Error())
+	}
+	for raw := it.Next(); raw != nil && len(out) < most; raw = it.Next() {
+		if ws := raw.(*raftlogv1.Workspace); ws.GetId() != after && (runner == "" || ws.GetRunner() == runner) {
+			out = append(out, ws)
+		}
+	}
+	return out
+}
+
 // WorkspacesOfRunner lists a runner's workspaces, oldest first.
 func (r Reader) WorkspacesOfRunner(runner string) []*raftlogv1.Workspace {
 	return all[raftlogv1.Workspace](r.txn, tableWorkspaces, indexRunner, runner)

@@ -18,6 +18,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -144,6 +145,12 @@ func (i *Identity) AuthorityNotAfter() time.Time {
 	return time.Time{}
 }
 
+// Covers reports whether the certificate is good for names and addresses.
+func (i *Identity) Covers(hosts []string) bool {
+	m := i.current.Load()
+	return m != nil && !slices.ContainsFunc(hosts, func(host string) bool { return m.leaf.VerifyHostname(host) != nil })
+}
+
 // Public is the public half of the key.
 func (i *Identity) Public() crypto.PublicKey { return i.key.Public() }
 
@@ -228,7 +235,8 @@ func (i *Identity) parse(text []byte) (*material, error) {
 			continue
 		}
 		m.signer = ca
-		for _, cert := range append([]*x509.Certificate{ca}, chain...) {
+		// What certifies the authority comes before it: OpenSSL takes the first that fits.
+		for _, cert := range append(chain, ca) {
 			m.cert.Certificate = append(m.cert.Certificate, cert.Raw)
 		}
 		return m, nil

@@ -27,6 +27,8 @@ type RunConfig struct {
 	// OnLink, when set, is told of each link that opens and of its end. endpoint
 	// is the coordinator that was dialled, which may relay to the one that leads.
 	OnLink func(endpoint string, up bool)
+	// OnDenied, when set, is told that a coordinator refused who dials.
+	OnDenied func()
 	// OnCoordinators, when set, is told the endpoints that a coordinator told of,
 	// when they are others than before.
 	OnCoordinators func([]string)
@@ -180,6 +182,9 @@ func (r *redialer) report(endpoint string, lasted, pause time.Duration, err erro
 	level := slog.LevelWarn
 	if denied(err) {
 		level = slog.LevelError
+		if r.cfg.OnDenied != nil {
+			r.cfg.OnDenied()
+		}
 	}
 	r.logger.Log(context.Background(), level, "no link", "endpoint", endpoint,
 		"lasted", lasted, "retry_in", pause, "error", err)

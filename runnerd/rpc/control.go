@@ -2,6 +2,8 @@ package rpc
 
 import (
 	"context"
+	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -27,14 +29,61 @@ func (s control) Attach(ctx context.Context, req *connect.Request[skerryv1.Attac
 // WatchWorkspaces implements RunnerControlService.
 func (s control) WatchWorkspaces(ctx context.Context, _ *connect.Request[skerryv1.WatchWorkspacesRequest], stream *connect.ServerStream[skerryv1.WatchWorkspacesResponse]) error {
 	s.cfg.Watched()
+	told := &loadTeller{services: s.Services, stream: stream}
+	ctx, cancel := context.WithCancel(ctx)
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	defer cancel()
+	telling.Go(func() { told.run(ctx) })
 	return s.workspaces.Watch(ctx, func(changed []*workspace.Workspace) error {
-		running, queued := s.engine.Load()
-		out := &skerryv1.WatchWorkspacesResponse{Running: uint32(running), Queued: uint32(queued)}
+		out := &skerryv1.WatchWorkspacesResponse{}
 		for _, w := range changed {
 			out.Workspaces = append(out.Workspaces, s.status(w))
 		}
-		return stream.Send(out)
+		return told.send(out, true)
 	})
+}
+
+// loadEvery is how soon a coordinator learns of a load that came without a
+// change of a workspace.
+const loadEvery = time.Second
+
+// loadTeller sends the load with each change of a workspace, and when it has
+// changed alone.
+type loadTeller struct {
+	services *Services
+	stream   *connect.ServerStream[skerryv1.WatchWorkspacesResponse]
+
+	mu              sync.Mutex
+	running, queued uint32
+}
+
+// send sends out, unless it would tell nothing new.
+func (t *loadTeller) send(out *skerryv1.WatchWorkspacesResponse, always bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	running, queued := t.services.engine.Load()
+	out.Running, out.Queued = uint32(running), uint32(queued)
+	if !always && out.GetRunning() == t.running && out.GetQueued() == t.queued {
+		return nil
+	}
+	t.running, t.queued = out.GetRunning(), out.GetQueued()
+	return t.stream.Send(out)
+}
+
+func (t *loadTeller) run(ctx context.Context) {
+	tick := time.NewTicker(loadEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if t.send(&skerryv1.WatchWorkspacesResponse{}, false) != nil {
+			return // the watch itself finds that the stream has ended
+		}
+	}
 }
 
 // WatchEnds implements RunnerControlService.

@@ -548,7 +548,14 @@ func (x *Replication) GetTime() *timestamppb.Timestamp {
 type ListWorkspacesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Those of child agents, and their children, too.
-	Descendants   bool `protobuf:"varint,20,opt,name=descendants,proto3" json:"descendants,omitempty"`
+	Descendants bool `protobuf:"varint,20,opt,name=descendants,proto3" json:"descendants,omitempty"`
+	// Those of all agents, as they were last reported; for admins.
+	All bool `protobuf:"varint,21,opt,name=all,proto3" json:"all,omitempty"`
+	// Only those on this runner.
+	Runner string `protobuf:"bytes,22,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Of all agents': 1..1000 a page; 0: 200.
+	Limit         uint32 `protobuf:"varint,23,opt,name=limit,proto3" json:"limit,omitempty"`
+	PageToken     string `protobuf:"bytes,24,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -590,9 +597,38 @@ func (x *ListWorkspacesRequest) GetDescendants() bool {
 	return false
 }
 
+func (x *ListWorkspacesRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *ListWorkspacesRequest) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *ListWorkspacesRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListWorkspacesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 type ListWorkspacesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Workspaces    []*Workspace           `protobuf:"bytes,1,rep,name=workspaces,proto3" json:"workspaces,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -632,6 +668,13 @@ func (x *ListWorkspacesResponse) GetWorkspaces() []*Workspace {
 		return x.Workspaces
 	}
 	return nil
+}
+
+func (x *ListWorkspacesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 // WorkspaceSelector names one of the agent's workspaces. Both empty: the
@@ -1787,13 +1830,19 @@ const file_skerry_v1_workspace_proto_rawDesc = "" +
 	"\x06runner\x18\x04 \x01(\tR\x06runner\x12\x16\n" +
 	"\x06digest\x18\x05 \x01(\tR\x06digest\x12\x10\n" +
 	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12.\n" +
-	"\x04time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"9\n" +
+	"\x04time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x98\x01\n" +
 	"\x15ListWorkspacesRequest\x12 \n" +
-	"\vdescendants\x18\x14 \x01(\bR\vdescendants\"N\n" +
+	"\vdescendants\x18\x14 \x01(\bR\vdescendants\x12\x10\n" +
+	"\x03all\x18\x15 \x01(\bR\x03all\x12\x16\n" +
+	"\x06runner\x18\x16 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05limit\x18\x17 \x01(\rR\x05limit\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x18 \x01(\tR\tpageToken\"v\n" +
 	"\x16ListWorkspacesResponse\x124\n" +
 	"\n" +
 	"workspaces\x18\x01 \x03(\v2\x14.skerry.v1.WorkspaceR\n" +
-	"workspaces\"S\n" +
+	"workspaces\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"S\n" +
 	"\x11WorkspaceSelector\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06runner\x18\x02 \x01(\tR\x06runner\x12\x16\n" +
