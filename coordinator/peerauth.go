@@ -79,7 +79,7 @@ func (c *Coordinator) authenticatePeer(r *http.Request, now time.Time) (id ident
 // refusePeer says why a certificate is no good, nil: it is.
 func (c *Coordinator) refusePeer(peer pki.Peer, now time.Time) *problem.Error {
 	if now.After(peer.Expires) {
-		return unauthenticated("the certificate has expired")
+		return noCertificate("the certificate has expired")
 	}
 	return c.refuseDenied(peer)
 }
@@ -88,9 +88,16 @@ func (c *Coordinator) refuseDenied(peer pki.Peer) *problem.Error {
 	holder := c.state.Read().Holder(peer.Role, peer.Name)
 	switch {
 	case holder == nil:
-		return unauthenticated("the cluster knows no such member")
+		return noCertificate("the cluster knows no such member")
 	case state.Denied(holder, timestamppb.New(peer.Issued)):
-		return unauthenticated("the certificate was denied")
+		return noCertificate("the certificate was denied")
 	}
 	return nil
+}
+
+// noCertificate is a refusal of a member, which a new join token cures.
+func noCertificate(why string) *problem.Error {
+	e := unauthenticated(why)
+	e.Remedy = "write a new join token (skerry cluster join-token) to the member's join_token_file"
+	return e
 }

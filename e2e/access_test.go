@@ -56,7 +56,7 @@ func TestHTTPStatus(t *testing.T) {
 		{"no id at all", get, other, `{"executionId":"../../etc"}`, 404, "NOT_FOUND"},
 		{"oversize", run, d.ready.Token, `{"command":"` + strings.Repeat("x", 17<<20) + `"}`, 429, "LIMIT_EXCEEDED"},
 		{"long command", run, d.ready.Token, `{"command":"` + strings.Repeat("x", 20001) + `"}`, 429, "LIMIT_EXCEEDED"},
-		{"agent on an admin call", "/skerry.v1.TokenService/ListTokens", other, `{}`, 403, "PERMISSION_DENIED"},
+		{"agent on an admin call", "/skerry.v1.JoinService/ListJoinTokens", other, `{}`, 403, "PERMISSION_DENIED"},
 		{"no such call", "/skerry.v1.ExecutionService/Nothing", d.ready.Token, `{}`, 501, ""},
 		{"the runner's own call", "/skerry.v1.RunnerControlService/Attach", d.ready.Token, `{}`, 501, ""},
 	} {
