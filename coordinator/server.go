@@ -29,6 +29,9 @@ const (
 	// connection: enough for as many stalled forwarded ports as there may be.
 	streamWindow = 512 << 10
 	callerWindow = 64 << 20
+	// The largest frame: who passes a call on holds a buffer of that size for its
+	// body, as long as it takes, and there may be thousands.
+	maxFrame = 32 << 10
 )
 
 // clientStreams are the calls whose request body has no bound in all.
@@ -176,7 +179,7 @@ func newServer(handler http.Handler, limits Limits, logger *slog.Logger) *http.S
 	return &http.Server{
 		Handler:           handler,
 		Protocols:         &protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: callerWindow, MaxReceiveBufferPerStream: streamWindow},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxFrame, MaxReceiveBufferPerConnection: callerWindow, MaxReceiveBufferPerStream: streamWindow},
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    int(limits.MaxHeader),

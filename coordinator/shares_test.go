@@ -16,6 +16,12 @@ import (
 	rpc "skerry.internal/proto/skerry/v1/skerryv1connect"
 )
 
+func (s *shareSet) of(key string) uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.held[key]
+}
+
 // One agent's waiting calls must not be all that there may be.
 func TestAnAgentAndItsChildrenHaveAShareOfTheCalls(t *testing.T) {
 	cfg := testConfig(t.TempDir())
@@ -36,7 +42,7 @@ func TestAnAgentAndItsChildrenHaveAShareOfTheCalls(t *testing.T) {
 			_, _ = k.as(token).inbox.ReadInbox(ctx, connect.NewRequest(&skerryv1.ReadInboxRequest{WaitMs: 30_000}))
 		})
 	}
-	k.until("all wait", func() bool { return k.inFlight.Load() == leastShare })
+	k.until("all wait", func() bool { return k.shares.of("agent ann") == leastShare })
 	for name, token := range map[string]string{"agent": ann, "child": made.Msg.GetSecret()} {
 		status, text := k.post(rpc.WorkspaceServiceListWorkspacesProcedure, token, `{}`)
 		if status != 429 || !strings.Contains(text, "64 calls at once") || !strings.Contains(text, problem.LimitExceeded) {
@@ -66,7 +72,7 @@ func TestCallersWithoutATokenHaveAShareOfTheCalls(t *testing.T) {
 	defer func() { _ = out.Close() }()
 	for range leastShare {
 		all.Go(func() {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, k.url+rpc.JoinServiceJoinProcedure, in)
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, k.url+rpc.JoinServiceJoinProcedure, io.NopCloser(in))
 			if err != nil {
 				t.Error(err)
 				return
@@ -78,7 +84,7 @@ func TestCallersWithoutATokenHaveAShareOfTheCalls(t *testing.T) {
 			}
 		})
 	}
-	k.until("all wait", func() bool { return k.inFlight.Load() == leastShare })
+	k.until("all wait", func() bool { return k.shares.of(anonymous) == leastShare })
 	if status, text := k.post(rpc.JoinServiceJoinProcedure, "", `{}`); status != 429 || !strings.Contains(text, "without a certificate") {
 		t.Errorf("beyond their share: %d %s", status, text)
 	}

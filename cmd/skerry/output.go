@@ -1,7 +1,9 @@
 package main
 
 import (
+	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -46,9 +48,19 @@ func message(err error) string {
 	}
 	text := wireError.Message()
 	if wireError.Code() == connect.CodeUnavailable && problem.Of(err) == nil {
-		text = "the coordinator cannot be reached: " + text + "; check the endpoint, or start one here with: skerry dev"
+		text = "the coordinator cannot be reached: " + text + "; " + unreachableRemedy(err)
 	}
 	return strings.Replace(err.Error(), wireError.Error(), text, 1)
+}
+
+// unreachableRemedy tells a certificate that nobody vouches for from a host that
+// does not answer.
+func unreachableRemedy(err error) string {
+	var unknown x509.UnknownAuthorityError
+	if errors.As(err, &unknown) {
+		return "name its certificate authority with --ca-file or SKERRY_CA_FILE (docs/operations.md, A cluster of coordinators)"
+	}
+	return "check the endpoint, or start one here with: skerry dev"
 }
 
 func (a *app) printJSON(v any) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -33,6 +34,18 @@ func TestErrorsAreHarmlessOnATerminal(t *testing.T) {
 		line, ok := strings.CutSuffix(string(out), "\n")
 		if !ok || strings.ContainsAny(line, "\x1b\x07\r\n\u009b\u202e\u2028") {
 			t.Errorf("printed %q", out)
+		}
+	}
+}
+
+// Who calls a new cluster for the first time lacks its authority, not the cluster.
+func TestUnreachableSaysWhatToDo(t *testing.T) {
+	for want, cause := range map[string]error{
+		"--ca-file":  fmt.Errorf("dial: %w", x509.UnknownAuthorityError{}),
+		"skerry dev": errors.New("connection refused"),
+	} {
+		if got := message(connect.NewError(connect.CodeUnavailable, cause)); !strings.Contains(got, want) {
+			t.Errorf("%v: %q does not name %s", cause, got, want)
 		}
 	}
 }

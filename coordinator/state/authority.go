@@ -110,9 +110,22 @@ func (p processor) advanceAuthority(cmd *raftlogv1.Command, op *raftlogv1.Advanc
 		a.Phase, a.Keys = AuthorityMoving, []*raftlogv1.AuthorityKey{a.GetKeys()[1], {Certificate: a.GetKeys()[0].GetCertificate()}}
 	case AuthorityMoving:
 		a.Phase, a.Keys = AuthoritySteady, a.GetKeys()[:1]
+		p.revokeJoinTokens(old.GetChanged(), cmd.GetTime())
 	}
 	p.put(tableAuthority, a)
 	return answerAuthority(a)
+}
+
+// revokeJoinTokens revokes those that name the old authority. What a token says
+// of it binds whoever joins, not a thief, who would get a certificate all the same.
+func (p processor) revokeJoinTokens(before, now *timestamppb.Timestamp) {
+	for _, t := range p.JoinTokens() {
+		if t.GetRevoked() == nil && !t.GetCreated().AsTime().After(before.AsTime()) {
+			t = proto.CloneOf(t)
+			t.Revoked = now
+			p.put(tableJoinTokens, t)
+		}
+	}
 }
 
 func (p processor) createJoinToken(cmd *raftlogv1.Command, token *raftlogv1.JoinToken) *raftlogv1.Answer {
@@ -217,6 +230,9 @@ func (p processor) useJoinToken(cmd *raftlogv1.Command, op *raftlogv1.IssueCerti
 		return refuse(problem.PermissionDenied, "name", "the token is for %q", token.GetName())
 	case token.GetUsed() != nil && !again:
 		return refuse(problem.Unauthenticated, "token", "it was used already, by %q", token.GetUsedBy())
+	case token.GetUsed() != nil && Denied(known, token.GetUsed()):
+		// Its repetition would give back what the denial took.
+		return refuse(problem.Unauthenticated, "token", "the certificates of %s %q were denied after it was used", holder.GetRole(), holder.GetName())
 	case token.GetName() == "" && p.taken(known, holder, now):
 		return refuse(problem.AlreadyExists, "name", "there is a %s %q; remove it first, or use a token made for that name", holder.GetRole(), holder.GetName())
 	}

@@ -116,6 +116,8 @@ func TestDeniedMemberCannotRenew(t *testing.T) {
 	}
 	m.want(problem.PermissionDenied, m.issue("", "runner", "r1", "k"))
 	m.now = m.now.Add(time.Second)
+	// A join token is good for a repetition, but not beyond a denial.
+	m.want(problem.Unauthenticated, m.issue("a", "runner", "r1", "k"))
 	m.joinToken("b", "runner", "", time.Hour)
 	m.want("", m.issue("b", "runner", "r1", "k"))
 	if h := m.state.Read().Holder("runner", "r1"); Denied(h, h.GetIssued()) {
@@ -153,4 +155,19 @@ func TestAuthorityIsRotatedInSteps(t *testing.T) {
 	late := m.apply(&raftlogv1.Command{Op: &raftlogv1.Command_IssueCertificate{IssueCertificate: &raftlogv1.IssueCertificate{
 		Holder: &raftlogv1.CertificateHolder{Role: "runner", Name: "r1", Key: []byte("k"), Generation: 1}}}})
 	m.want(problem.AuthorityChanged, late) // it was signed by the one that is gone
+}
+
+func TestJoinTokensOfTheOldAuthorityEndWithIt(t *testing.T) {
+	m := newMachine(t)
+	m.initAuthority()
+	m.joinToken("before", "runner", "", time.Hour)
+	m.now = m.now.Add(time.Second)
+	for generation, key := range []string{"new", ""} {
+		m.advance(uint64(generation)+1, key)
+	}
+	m.now = m.now.Add(time.Second)
+	m.joinToken("after", "runner", "", time.Hour)
+	m.advance(3, "")
+	m.want(problem.Unauthenticated, m.issue("before", "runner", "r1", "k1"))
+	m.want("", m.issue("after", "runner", "r2", "k2"))
 }
