@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"skerry.internal/coordinator/state"
 	"skerry.internal/proto/problem"
 	raftlogv1 "skerry.internal/proto/skerry/raftlog/v1"
 	skerryv1 "skerry.internal/proto/skerry/v1"
@@ -118,6 +119,9 @@ func (r *transferRun) step(ctx context.Context) (done bool, err error) {
 // prepare has the source make the tree, and marks the transfer as begun before
 // the target learns of it: from then on only the target knows how it ends.
 func (r *transferRun) prepare(ctx context.Context, t *raftlogv1.Transfer) error {
+	if sourceLost(r.c.state.Read(), t) {
+		return r.sourceRemoved(ctx, t)
+	}
 	if err := r.ask(ctx, t); err != nil {
 		return r.failed(ctx, t, err)
 	}
@@ -142,6 +146,19 @@ func (r *transferRun) ask(ctx context.Context, t *raftlogv1.Transfer) error {
 	}
 	r.prepared = res.Msg
 	return nil
+}
+
+// sourceLost reports whether the source's runner was removed, though another may
+// have its name by now.
+func sourceLost(view state.Reader, t *raftlogv1.Transfer) bool {
+	ws := view.Workspace(t.GetSource())
+	return view.Runner(t.GetSourceRunner()) == nil || (ws.GetLost() && ws.GetRunner() == t.GetSourceRunner() && ws.GetEpoch() == t.GetSourceEpoch())
+}
+
+// sourceRemoved ends a transfer that nobody will prepare any more.
+func (r *transferRun) sourceRemoved(ctx context.Context, t *raftlogv1.Transfer) error {
+	return r.commit(ctx, &raftlogv1.UpdateTransfer{State: skerryv1.StateFailed, Reason: problem.WorkspaceLost,
+		Message: fmt.Sprintf("the source's runner %q was removed", t.GetSourceRunner()), Counts: &raftlogv1.Counts{Failed: uint64(len(t.GetMappings()))}})
 }
 
 // failed ends a transfer whose source refuses it for good; else it gives err.
@@ -174,7 +191,7 @@ func refusedForGood(err error) (*skerryv1.TransferProblem, bool) {
 // follow asks the target how far it is; the first question begins the transfer.
 func (r *transferRun) follow(ctx context.Context, t *raftlogv1.Transfer) (done bool, err error) {
 	l := r.c.links.get(t.GetTargetRunner())
-	if l == nil {
+	if l == nil || r.c.state.Read().Workspace(t.GetTarget()).GetLost() {
 		return r.targetAway(ctx, t)
 	}
 	status, err := r.progress(ctx, l, t)
@@ -195,7 +212,7 @@ func (r *transferRun) follow(ctx context.Context, t *raftlogv1.Transfer) (done b
 func (r *transferRun) targetAway(ctx context.Context, t *raftlogv1.Transfer) (done bool, err error) {
 	view := r.c.state.Read()
 	ws := view.Workspace(t.GetTarget())
-	moved := ws.GetRunner() != t.GetTargetRunner() || ws.GetEpoch() != t.GetTargetEpoch()
+	moved := ws.GetRunner() != t.GetTargetRunner() || ws.GetEpoch() != t.GetTargetEpoch() || ws.GetLost()
 	if !moved && view.Runner(t.GetTargetRunner()) != nil {
 		return false, unreachable(t.GetTargetRunner())
 	}

@@ -97,8 +97,11 @@ func (c *Coordinator) setEnds(ctx context.Context, t *raftlogv1.Transfer, req *s
 	if !c.mayUse(id, target) {
 		return problem.Missing("target", "no such workspace")
 	}
-	if target.GetRestore() != nil {
+	switch {
+	case target.GetRestore() != nil:
 		return moving(target)
+	case target.GetLost():
+		return lostWorkspace(target)
 	}
 	t.TargetRunner, t.TargetEpoch = target.GetRunner(), target.GetEpoch()
 	t.SourceRunner, t.SourceEpoch = source.GetRunner(), source.GetEpoch()
@@ -113,6 +116,10 @@ func (c *Coordinator) setEnds(ctx context.Context, t *raftlogv1.Transfer, req *s
 		}
 	} else if source.GetRestore() != nil {
 		return moving(source)
+	}
+	if sourceLost(view, t) {
+		return problem.New(connect.CodeFailedPrecondition, problem.WorkspaceLost, "assign the workspace to another runner from its replica, or copy from another workspace",
+			"the source's runner %q was removed", t.GetSourceRunner())
 	}
 	if t.GetSnapshot() == "" {
 		t.Snapshot = c.currentHead(ctx, source)

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"connectrpc.com/connect"
@@ -18,7 +19,10 @@ func (a *app) workspaceReplicate() *cobra.Command {
 		Use: "replicate WORKSPACE", Short: "Say when a workspace's snapshots are copied to another runner",
 		Example: "  skerry workspace replicate ws_01... --policy on_commit\n  skerry workspace replicate ws_01... --every 10m --to node18", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if every > 0 {
+			if cmd.Flags().Changed("every") {
+				if every < time.Second || every/time.Second > math.MaxUint32 {
+					return usage(cmd, fmt.Errorf("--every %s is out of range; use 10s to 168h", every))
+				}
 				if req.Policy != "" && req.Policy != skerryv1.ReplicateInterval {
 					return usage(cmd, errors.New("--every goes with --policy interval alone"))
 				}

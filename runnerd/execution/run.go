@@ -198,6 +198,7 @@ func (e *Engine) finish(x *live, exit supervisor.Exit, committed workspace.Commi
 	e.mu.Lock()
 	delete(e.live, record.Id)
 	e.mu.Unlock()
+	x.w.Announce() // the commit was told while this one was still counted
 	x.ticket.Release()
 	close(x.done)
 	e.forgetInputs(x)

@@ -238,6 +238,10 @@ func (m *Manager) list() []*Workspace {
 	return all
 }
 
+// Announce tells those that watch that what is told along with the workspace
+// has changed, such as how much runs here.
+func (w *Workspace) Announce() { w.manager.publish(w) }
+
 func (m *Manager) publish(w *Workspace) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
