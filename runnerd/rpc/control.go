@@ -17,6 +17,8 @@ type control struct{ *Services }
 // Attach implements RunnerControlService.
 func (s control) Attach(ctx context.Context, req *connect.Request[skerryv1.AttachRequest]) (*connect.Response[skerryv1.AttachResponse], error) {
 	if err := s.cfg.Attached(ctx, req.Msg.ClusterId, req.Msg.RunnerNumber); err != nil {
+		// The operator of this host must know: the coordinator just ends the link.
+		s.log.Error("coordinator refused", "cluster", req.Msg.ClusterId, "err", err)
 		return nil, err
 	}
 	running, queued := s.engine.Load()
