@@ -252,6 +252,10 @@ func TestRotationOfTheAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatalf("an agent that trusts the old authority: %v", err)
 	}
+	// OpenSSL takes the first certificate that fits: the one by the old authority.
+	if chain := conn.ConnectionState().PeerCertificates; len(chain) != 3 || chain[1].CheckSignatureFrom(chain[1]) == nil || chain[2].CheckSignatureFrom(chain[2]) != nil {
+		t.Errorf("the chain of %d is not the certificate, what the old authority certified, and the new one", len(chain))
+	}
 	_ = conn.Close()
 	if certs, err := pki.ParseCertificates(id.Authorities()); err != nil || len(certs) != 1 {
 		t.Errorf("the member trusts %d authorities (%v)", len(certs), err)

@@ -200,6 +200,20 @@ func TestRunLearnsCoordinators(t *testing.T) {
 	}
 }
 
+// Who dials is told that it is refused, so that it can get a better certificate.
+func TestRunTellsOfARefusal(t *testing.T) {
+	server := serveBoth(t, acceptor(t, make(chan *ClientConn, 1)), false)
+	refused := make(chan struct{}, 100)
+	stop := background(t, RunConfig{Endpoints: []string{server.URL}, Name: "r1", Token: func() (string, error) { return "bad", nil },
+		OnDenied: func() { refused <- struct{}{} }})
+	defer stop()
+	select {
+	case <-refused:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nobody was told")
+	}
+}
+
 // background runs Run until stop.
 func background(t *testing.T, cfg RunConfig) (stop func()) {
 	t.Helper()
